@@ -1,0 +1,142 @@
+"""`deepex VERB`: one file per verb, imported when the verb is used, so that `deepex --help` is instant.
+
+A mistake that the caller can mend ends with one line and exit code 2, a failure with one line and exit code 1; neither shows a
+traceback. DEEPEX_DEBUG=1 shows it.
+"""
+
+import os
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from deepex.errors import DeepexError
+
+app = typer.Typer(
+    name="deepex",
+    help="Train deep networks natively on HPC machines, and measure what parallel training really gains.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration key, e.g. sync.period=16; may be repeated."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe's name (`--list` shows them) or a TOML file.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Start this many ranks on this machine. Under mpiexec, srun, jsrun or torchrun leave it out.")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Copies of the network that learn on their own shards; a multiple of the ranks [default: ranks].")
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="The run directory to write [default: runs/NET-TIME].")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="DIR", help="Continue the run in DIR from its last checkpoint.")] = None,
+    set_: _Set = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    json: _Json = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the recipes and end.")] = False,
+) -> None:
+    """Train a network: from a packed dataset to a run directory.
+
+    Examples:
+
+      deepex train fashion --ranks 2
+
+      deepex train fashion --ranks 4 --replicas 8 --set sync.period=16 --out runs/a
+
+      mpiexec -n 4 deepex train fashion --set "target=validation error <= 0.15"
+
+      deepex train --resume runs/a --ranks 2 --set epochs=20
+    """
+    _verb("train").train(
+        recipe=recipe,
+        ranks=ranks,
+        replicas=replicas,
+        out=out,
+        resume=resume,
+        assignments=set_ or [],
+        quiet=quiet,
+        as_json=json,
+        list_recipes=list_,
+    )
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
+    base: Annotated[str | None, typer.Option(metavar="RUN", help="Compare with this run: speedup and efficiency.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Learning speedup to this target, e.g. 'validation error <= 0.2'; may be repeated.")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Print a run: configuration, machine, phases per epoch, convergence; with --base, what it gained.
+
+    Examples:
+
+      deepex show runs/a
+
+      deepex show runs/four --base runs/one --target "validation error <= 0.2"
+    """
+    _verb("show").show(run=run, base=base, targets=target or [], as_json=json)
+
+
+@app.command()
+def doctor(json: _Json = False) -> None:
+    """Say what this machine has (MPI, NCCL, GPUs, cores, memory, file systems), what DeepEx would choose, and why."""
+    _verb("doctor").doctor(json)
+
+
+@app.command(
+    name="data",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def data(context: typer.Context) -> None:
+    """Pack, inspect and verify datasets: `deepex data --help`."""
+    _verb("data").app(args=context.args, prog_name="deepex data", standalone_mode=False)
+
+
+def main() -> None:
+    """Run the command line; every error that is ours becomes one line."""
+    try:
+        code = app(standalone_mode=False)
+    except DeepexError as error:
+        _fail(str(error), error.exit_code)
+    except typer.Abort:
+        _fail("interrupted", 130)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # a usage error of the command line itself
+        if message is not None:
+            _fail(f"{message()}; see `deepex --help`", 2)
+        if "DEEPEX_DEBUG" in os.environ:
+            raise
+        _fail(f"unexpected {type(error).__name__}: {error}; DEEPEX_DEBUG=1 shows where, please report it", 1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    """Print one line and end; of ranks that all found the same mistake, rank 0 speaks."""
+    from deepex.comm.place import find_place
+
+    if find_place(os.environ).rank == 0:
+        sys.stderr.write(f"deepex: {message}\n")
+    sys.exit(code)
+
+
+def _verb(name: str) -> Any:  # noqa: ANN401 - a module
+    return import_module(f"deepex.cli.{name}")

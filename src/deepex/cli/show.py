@@ -1,0 +1,183 @@
+"""`deepex show`: a run in a terminal. Reads the run directory; needs no torch and no MPI."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from deepex.errors import RunError
+from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
+from deepex.speedup import Speedup, compare, epoch_seconds
+
+_PAPER_NAMES = {
+    "input": "IpUpdateTime",
+    "forward": "FwdTime",
+    "backward": "BwdTime",
+    "update": "WtUpdateTime",
+    "sync": "SyncTime",
+    "compute": "TotalCompTime",
+}
+
+
+def show(*, run: str, base: str | None, targets: Sequence[str], as_json: bool) -> None:
+    """Print a run, or its summary as JSON."""
+    directory = RunDirectory.open(Path(run))
+    goals = [Target.parse(text) for text in targets] or _own_target(directory)
+    speedups = _speedups(directory, RunDirectory.open(Path(base)), goals) if base else []
+    if targets and not base:
+        raise RunError("--target needs --base RUN: a learning speedup compares two runs")
+    if as_json:
+        sys.stdout.write(json.dumps(summary(directory, speedups)) + "\n")
+        return
+    from rich.console import Console
+
+    console = Console()
+    _print_head(console, directory)
+    epochs = directory.epochs()
+    if epochs:
+        _print_epochs(console, epochs)
+        print_phases(console, epochs)
+    for speedup in speedups:
+        _print_speedup(console, speedup, base or "")
+
+
+def summary(run: RunDirectory, speedups: Sequence[Speedup] = ()) -> dict[str, Any]:
+    """Everything that `show` prints, as plain values."""
+    epochs = run.epochs()
+    return {
+        "run": str(run.path),
+        "state": run.state,
+        "config": run.config,
+        "epoch_seconds": epoch_seconds(epochs) if any(not e.partial for e in epochs) else None,
+        "epochs": [asdict(epoch) for epoch in epochs],
+        "speedups": [
+            {**asdict(s), "per_epoch": s.per_epoch, "efficiency": s.efficiency, "learning": s.learning} for s in speedups
+        ],
+    }
+
+
+def phase_shares(epoch: EpochRecord) -> dict[str, float]:
+    """Each phase's share of the epoch's time, over all ranks."""
+    total = sum(epoch.wall) / len(epoch.wall)
+    return {name: epoch.phase_seconds(name) / total for name in PHASES}
+
+
+def score_text(score: Score) -> str:
+    """Loss and measure in a few characters."""
+    measure = f"error {score.error:.2%}" if score.error is not None else f"rmse {score.rmse:.4f}"
+    return f"loss {score.loss:.4f} {measure}"
+
+
+def print_phases(console: Any, epochs: Sequence[EpochRecord]) -> None:  # noqa: ANN401 - rich's Console, imported on demand
+    """Seconds per epoch in each phase: mean over ranks and epochs, the slowest rank, the share; with the paper's names."""
+    from rich.table import Table
+
+    steady = [epoch for epoch in epochs if epoch.epoch > 1 and not epoch.partial] or list(epochs)
+    count = len(steady)
+    wall = sum(sum(epoch.wall) / len(epoch.wall) for epoch in steady) / count
+    title = f"seconds per epoch, {steady[0].ranks} rank(s), {count} epoch(s)" + (", the first left out" if steady != list(epochs) else "")
+    table = Table(title=title, title_justify="left")
+    for column in ("phase", "in the paper", "mean of ranks", "slowest rank", "share"):
+        table.add_column(column, justify="left" if column in ("phase", "in the paper") else "right")
+    for name in (*PHASES, "compute"):
+        mean = sum(epoch.phase_seconds(name) for epoch in steady) / count
+        slowest = "" if name == "compute" else f"{max(_rank_means(steady, name)):.3f}"
+        table.add_row(name, _PAPER_NAMES[name], f"{mean:.3f}", slowest, f"{mean / wall:.1%}", end_section=name == "sync")
+    table.add_row("epoch", "", f"{wall:.3f}", f"{sum(e.seconds for e in steady) / count:.3f}", "100.0%")
+    console.print(table)
+
+
+def _rank_means(epochs: Sequence[EpochRecord], phase: str) -> list[float]:
+    ranks = min(len(epoch.wall) for epoch in epochs)
+    return [sum(epoch.phases[phase][rank] for epoch in epochs) / len(epochs) for rank in range(ranks)]
+
+
+def _own_target(run: RunDirectory) -> list[Target]:
+    text = run.config.get("target")
+    return [Target.parse(text)] if text else []
+
+
+def _speedups(run: RunDirectory, base: RunDirectory, targets: Sequence[Target]) -> list[Speedup]:
+    return [compare(base.epochs(), run.epochs(), target) for target in targets or [None]]
+
+
+def _print_head(console: Any, run: RunDirectory) -> None:  # noqa: ANN401
+    state, config = run.state, run.config
+    lines = [
+        f"run        {run.path}: {state['status']}{': ' + state['reason'] if state.get('reason') else ''}",
+        f"network    {config['net']}, {state['network']['parameters']:,} parameters; {config['objective']}, {config['precision']}",
+        f"data       {config['data']}: {', '.join(f'{count:,} {name}' for name, count in state['samples'].items())}",
+        f"ranks      {state['ranks']} on {state['nodes']} node(s), {state['replicas']} replica(s), batch {config['batch']} each",
+        f"comm       {state['comm']['kind']} ({state['comm']['reason']})",
+        f"placement  {state['placement']['kind']} ({state['placement']['reason']})",
+        f"optim      {_pairs(config['optim'])}",
+        f"sync       {_pairs(config['sync'])}",
+        f"seed       {config['seed']}{', deterministic' if config['deterministic'] else ''}",
+    ]
+    for machine in run.machine[:4]:
+        lines.append(f"machine    {_machine_text(machine)}; {state['threads']} thread(s) per rank")
+    console.print("\n".join(lines), highlight=False, markup=False)
+
+
+def _machine_text(machine: dict[str, Any]) -> str:
+    cpu, versions = machine.get("cpu", {}), machine.get("versions", {})
+    gpus = [gpu.get("name", "GPU") for gpu in machine.get("gpus", [])]
+    parts = [str(machine.get("host")), f"{cpu.get('model') or cpu.get('architecture')}, {cpu.get('num_cores_usable')} core(s)", *gpus]
+    return ", ".join(parts) + f"; torch {versions.get('torch')}, mpi4py {versions.get('mpi4py')}, deepex {versions.get('deepex')}"
+
+
+def _pairs(table: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in table.items())
+
+
+def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:  # noqa: ANN401
+    from rich.table import Table
+
+    table = Table(title="convergence and time", title_justify="left")
+    measure = "error" if epochs[0].train.error is not None else "rmse"
+    for column in ("epoch", "loss", measure, "validation", "rate", "seconds", "img/s", *PHASES):
+        table.add_column(column, justify="right")
+    for epoch in _thinned(epochs):
+        validation = epoch.score("validation", measure)
+        table.add_row(
+            f"{epoch.epoch}{'*' if epoch.partial else ''}",
+            f"{epoch.train.loss:.4f}",
+            f"{epoch.score('train', measure):.4f}",
+            "" if validation is None else f"{validation:.4f}",
+            f"{epoch.rate:.4g}",
+            f"{epoch.seconds:.3f}",
+            f"{epoch.samples / epoch.seconds:,.0f}",
+            *(f"{epoch.phase_seconds(name):.3f}" for name in PHASES),
+        )
+    console.print(table)
+    if any(epoch.partial for epoch in epochs):
+        console.print("* resumed in its middle: its times do not cover all of it")
+
+
+def _thinned(epochs: Sequence[EpochRecord], most: int = 40) -> Sequence[EpochRecord]:
+    """Every epoch of a short run; of a long one as many as fit on a screen, the last included."""
+    stride = -(-len(epochs) // most)
+    return [epoch for index, epoch in enumerate(epochs) if (len(epochs) - 1 - index) % stride == 0]
+
+
+def _print_speedup(console: Any, speedup: Speedup, base: str) -> None:  # noqa: ANN401
+    console.print(
+        f"speedup    {speedup.per_epoch:.2f}x per epoch on {speedup.ranks} rank(s), base {base} on {speedup.base_ranks} rank(s) "
+        f"({speedup.base_epoch_seconds:.3f} s → {speedup.epoch_seconds:.3f} s); efficiency {speedup.efficiency:.0%}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if speedup.target is None:
+        return
+    if speedup.learning is None:
+        who = "the base" if speedup.base_epochs is None else "the run"
+        console.print(f"learning   {speedup.target}: {who} did not reach it, so there is no learning speedup", highlight=False)
+        return
+    console.print(
+        f"learning   {speedup.learning:.2f}x to {speedup.target} ({speedup.base_epochs} → {speedup.epochs} epochs); one run each: "
+        "no evidence without repeats",
+        highlight=False,
+        soft_wrap=True,
+    )

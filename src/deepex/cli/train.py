@@ -1,0 +1,102 @@
+"""`deepex train`: start the ranks if asked to, then train."""
+
+import json as json_module
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deepex.errors import ConfigError
+
+
+def train(
+    *,
+    recipe: str | None,
+    ranks: int | None,
+    replicas: int | None,
+    out: str | None,
+    resume: str | None,
+    assignments: Sequence[str],
+    quiet: bool,
+    as_json: bool,
+    list_recipes: bool,
+) -> None:
+    """Do what the command line says; see `deepex.cli.train` for the options."""
+    if list_recipes:
+        _list_recipes()
+        return
+    if (recipe is None) == (resume is None):
+        raise ConfigError("train takes a RECIPE or FILE.toml, or --resume DIR: one of them")
+    if ranks is not None and not _launched():
+        sys.exit(_launch(ranks))
+    sys.path.insert(0, str(Path.cwd()))  # where `net=module:function` is looked up first
+    config = _config(recipe, resume, replicas, assignments)
+    from deepex.cli.progress import make_watcher
+    from deepex.recipes import train as train_run
+
+    target = Path(resume) if resume else out
+    run = train_run(config, out=target, resume=resume is not None, watcher=make_watcher(config, quiet=quiet or as_json))
+    if as_json and _rank() == 0:
+        from deepex.cli.show import summary
+
+        sys.stdout.write(json_module.dumps(summary(run)) + "\n")
+
+
+def _config(recipe: str | None, resume: str | None, replicas: int | None, assignments: Sequence[str]) -> Any:  # noqa: ANN401
+    """Read the recipe, the file or the run to resume, with what the command line changes."""
+    from deepex.engine.config import RunConfig
+    from deepex.record import RunDirectory
+    from deepex.record.table import from_table, load_toml, parse_assignments, set_values, to_table
+
+    changes = parse_assignments(assignments)
+    if replicas is not None:
+        changes["replicas"] = replicas
+    if changes.get("threads", 0) == 0 and os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        changes["threads"] = int(os.environ["OMP_NUM_THREADS"])  # the user's own choice for this job
+    if resume is not None:
+        table = RunDirectory.open(Path(resume)).config
+    elif recipe is not None and (recipe.endswith(".toml") or "/" in recipe):
+        if not Path(recipe).is_file():
+            raise ConfigError(f"{recipe} does not exist; give a TOML file, or a recipe's name from `deepex train --list`")
+        table = load_toml(Path(recipe))
+    else:
+        from deepex.recipes import recipe as find_recipe
+
+        table = to_table(find_recipe(recipe or ""))
+    return from_table(RunConfig, set_values(table, changes))
+
+
+def _list_recipes() -> None:
+    from deepex.recipes import RECIPES
+
+    for name, function in RECIPES.items():
+        sys.stdout.write(f"{name:<16} {(function.__doc__ or '').splitlines()[0]}\n")
+
+
+def _launched() -> bool:
+    """Whether a launcher already started this process as one of several ranks, or as the only one of its job."""
+    from deepex.comm.place import find_place
+
+    return find_place(os.environ).launcher != "none"
+
+
+def _rank() -> int:
+    from deepex.comm.place import find_place
+
+    return find_place(os.environ).rank
+
+
+def _launch(ranks: int) -> int:
+    """Start this same command on `ranks` ranks; bars survive the launcher's pipe because the width is handed on."""
+    from deepex.comm.launch import launch
+
+    environ = dict(os.environ)
+    if sys.stdout.isatty():
+        environ["DEEPEX_TERMINAL_COLUMNS"] = str(os.get_terminal_size().columns)
+    code = launch(ranks, [sys.executable, "-m", "deepex", *sys.argv[1:]], environ)
+    if code < 0 or code > 128:
+        number = -code if code < 0 else code - 128
+        sys.stderr.write(f"deepex: the job was ended by signal {number}; continue it with `deepex train --resume RUN`\n")
+        return 1
+    return code

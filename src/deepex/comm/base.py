@@ -1,0 +1,87 @@
+"""The small contract that every communicator keeps.
+
+    comm.sum(arena)                 # in place, on the tensor's own memory, one collective
+    rows = comm.gather({"host": h}) # small values, to every rank, in rank order
+
+Four implementations: `solo`, `mpi`, `gloo`, `nccl`. Variation beyond that is wrapping (a traced communicator holds another one),
+never inheritance. All calls are collective: every rank makes the same calls in the same order, from one thread.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from deepex.comm.place import Place
+from deepex.errors import CommError
+
+
+class Communicator(ABC):
+    """Ranks that talk. `kind` is its name in `--set comm=…`, `place` where this rank stands in it."""
+
+    kind: str
+    place: Place
+
+    @property
+    def rank(self) -> int:
+        """This process, counted from 0."""
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.place.size
+
+    @abstractmethod
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Replace a contiguous tensor by its sum over all ranks, in place: one collective, no copy of the tensor."""
+
+    @abstractmethod
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Replace a contiguous tensor by that of rank `root`, in place."""
+
+    @abstractmethod
+    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
+        """Give every rank all ranks' 1-d host tensors of equal length, as rows in rank order."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+
+    @abstractmethod
+    def split(self, color: int, key: int = 0) -> "Communicator":
+        """Give each rank a communicator of those with its `color`, ordered by `key`, then by rank."""
+
+    @abstractmethod
+    def abort(self, code: int) -> None:
+        """End every rank of the job at once. Not collective; does not return."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what this communicator holds. The caller's own communicator, if it was handed one, stays usable."""
+
+    def gather(self, value: object) -> list[Any]:
+        """Give every rank all ranks' small JSON values, in rank order."""
+        data = json.dumps(value).encode()
+        lengths = self.gather_rows(torch.tensor([len(data)]))[:, 0].tolist()
+        row = torch.zeros(max(lengths), dtype=torch.uint8)
+        row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        rows = self.gather_rows(row).numpy()
+        return [json.loads(bytes(rows[rank, :length])) for rank, length in enumerate(lengths)]
+
+
+def check_tensor(tensor: torch.Tensor) -> None:
+    """Refuse what a collective could only handle through a hidden copy."""
+    if not tensor.is_contiguous():
+        raise CommError(
+            f"a collective got a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()}; it takes contiguous "
+            "memory, so that nothing is copied: pass the arena, not a view of one layer"
+        )
+
+
+def node_numbers(hosts: list[str], rank: int) -> tuple[int, int, int, int]:
+    """Local rank, local size, node and number of nodes of `rank`, from every rank's host name in rank order."""
+    nodes = list(dict.fromkeys(hosts))
+    neighbours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return neighbours.index(rank), len(neighbours), nodes.index(hosts[rank]), len(nodes)

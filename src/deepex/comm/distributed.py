@@ -1,0 +1,110 @@
+"""gloo and NCCL, through torch.distributed.
+
+    comm = DistributedCommunicator("gloo")                       # under torchrun
+    comm = DistributedCommunicator("nccl", bootstrap=mpi_comm)   # under mpiexec or srun: MPI tells everyone where rank 0 is
+
+NCCL moves device tensors only, so the `nccl` kind carries gloo for the small host tensors (`gather`).
+"""
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+
+from deepex.comm.base import Communicator, check_tensor, node_numbers
+from deepex.comm.place import Place, find_place
+from deepex.errors import CommError
+
+_BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+_TIMEOUT = timedelta(minutes=30)
+
+
+@final
+class DistributedCommunicator(Communicator):
+    """A torch.distributed process group; `bootstrap` is a communicator that already runs and finds rank 0 for the others.
+
+    A default group that the caller made is used as it is and left open by `close`.
+    """
+
+    def __init__(self, kind: str, *, bootstrap: Communicator | None = None, group: Any = None) -> None:  # noqa: ANN401
+        self.kind = kind
+        self._bootstrap = bootstrap
+        self._owns_world = group is None and not dist.is_initialized()
+        if self._owns_world:
+            _start(kind, bootstrap)
+        self._group = group if group is not None else dist.group.WORLD
+        rank, size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        self._ranks = dist.get_process_group_ranks(self._group)
+        self.place = Place(rank=rank, size=size, local_rank=rank, local_size=size)
+        host = socket.gethostname()
+        local_rank, local_size, node, num_nodes = node_numbers(self.gather(host), rank)
+        self.place = Place(
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=local_size,
+            node=node,
+            num_nodes=num_nodes,
+            host=host,
+            launcher="torch.distributed",
+        )
+
+    def sum(self, tensor: torch.Tensor) -> None:  # noqa: D102 - see the base
+        check_tensor(tensor)
+        dist.all_reduce(tensor, group=self._group)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:  # noqa: D102
+        check_tensor(tensor)
+        dist.broadcast(tensor, self._ranks[root], group=self._group)
+
+    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        rows = torch.empty((self.size, row.numel()), dtype=row.dtype)
+        dist.all_gather(list(rows.unbind()), row.contiguous(), group=self._group)
+        return rows
+
+    def barrier(self) -> None:  # noqa: D102
+        self.sum(torch.zeros(1))  # a host tensor, so that `nccl` needs no device for it
+
+    def split(self, color: int, key: int = 0) -> "DistributedCommunicator":  # noqa: D102
+        rows = self.gather([color, key])
+        members = sorted((r for r in range(self.size) if rows[r][0] == color), key=lambda r: (rows[r][1], r))
+        ranks = [self._ranks[r] for r in members]
+        if ranks != sorted(ranks):
+            raise CommError("torch.distributed orders a group by rank: split with key=0, or use the mpi communicator")
+        group = dist.new_group(ranks, backend=_BACKENDS[self.kind], use_local_synchronization=True, timeout=_TIMEOUT)
+        return DistributedCommunicator(self.kind, bootstrap=self._bootstrap, group=group)
+
+    def abort(self, code: int) -> None:  # noqa: D102
+        if self._bootstrap is not None:
+            self._bootstrap.abort(code)
+        os._exit(code)  # torchrun ends the other ranks; gloo's see the connection close
+
+    def close(self) -> None:  # noqa: D102
+        if self._owns_world:
+            dist.destroy_process_group()
+        elif self._group is not dist.group.WORLD:
+            dist.destroy_process_group(self._group)
+
+
+def _start(kind: str, bootstrap: Communicator | None) -> None:
+    backend = _BACKENDS[kind]
+    if bootstrap is None:
+        place = find_place(os.environ)
+        if "MASTER_ADDR" not in os.environ:
+            raise CommError(
+                f"{kind} does not know where rank 0 is: MASTER_ADDR and MASTER_PORT are not set; start with torchrun, "
+                "or with mpiexec or srun where an MPI is installed"
+            )
+        dist.init_process_group(backend, rank=place.rank, world_size=place.size, timeout=_TIMEOUT)
+        return
+    rank, size = bootstrap.rank, bootstrap.size
+    store = dist.TCPStore("localhost", 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
+    one_node = bootstrap.place.num_nodes == 1
+    host = "localhost" if one_node else socket.getfqdn()
+    address = bootstrap.gather([host, store.port] if store is not None else None)[0]
+    if store is None:
+        store = dist.TCPStore(address[0], address[1], size, is_master=False)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)

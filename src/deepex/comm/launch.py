@@ -1,0 +1,52 @@
+"""Start ranks on this machine, through the mpiexec that belongs to the MPI library which mpi4py loads.
+
+    code = launch(4, [sys.executable, "-m", "deepex", "train", "fashion"], os.environ)
+
+The child's exit code comes back; SIGTERM and SIGINT are handed on, so that the ranks can write their checkpoint.
+"""
+
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from deepex.errors import CommError, ConfigError
+from deepex.machine.mpi import find_mpiexec, identify, library_path
+
+
+def launch(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run `command` on `ranks` processes of this machine and return the job's exit code."""
+    if ranks < 1:
+        raise ConfigError(f"--ranks is {ranks}; it must be at least 1")
+    prefix, extra = launcher_prefix(ranks)
+    process = subprocess.Popen([*prefix, *command], env={**environ, **extra})
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code
+
+
+def launcher_prefix(ranks: int) -> tuple[list[str], dict[str, str]]:
+    """Return the launch command and the variables it wants, for the MPI library that mpi4py loads here."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise CommError(f"no MPI library could be loaded: {error}; install one with `pip install mpich`") from error
+    name = identify(MPI.Get_library_version())[0]
+    mpiexec = find_mpiexec(library_path(), name)
+    if mpiexec is None:
+        raise CommError(f"no launcher of {name} was found; install one with `pip install mpich`, or load the site's MPI module")
+    if name == "Open MPI":
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return [str(mpiexec), "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"], root
+    return [str(mpiexec), "-n", str(ranks)], {}

@@ -1,0 +1,134 @@
+"""`.npy` files, mapped with their size checked first, and written atomically with their SHA-256.
+
+`numpy.load` answers a truncated file with "mmap length is greater than filesize"; here the file, the bytes found and
+the bytes expected are named.
+
+>>> digest = write_npy(Path("x.npy"), np.zeros((2, 3), np.uint8))
+>>> map_npy(Path("x.npy")).shape
+(2, 3)
+"""
+
+import ast
+import hashlib
+import io
+import math
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from deepex.errors import DataError
+from deepex.record.files import write_atomic
+
+_LENGTH_FORMATS = {1: "<H", 2: "<I"}  # version 3 exists for arrays with named fields only
+_MOST_HEADER_BYTES = 10_000
+_NUMBER_TYPE = re.compile(r"\|[biu]1|[<>]([iu][248]|f[248])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpyHeader:
+    """What a `.npy` file says it holds; its values start at `offset` bytes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran_order: bool
+    offset: int
+
+
+def read_header(path: Path) -> NpyHeader:
+    """Read the header of `path` and check that the file has exactly the bytes it promises."""
+    try:
+        with path.open("rb") as file:
+            header = _parse(file)
+            found = file.seek(0, io.SEEK_END)
+    except FileNotFoundError:
+        raise DataError(f"file {path} is missing; restore it or correct the name") from None
+    except ValueError as error:
+        raise DataError(
+            f"{path} is not an array file (.npy): {error}; restore it or save it with numpy.save"
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; check its permissions and that it is a file"
+        ) from error
+    expected = header.offset + math.prod(header.shape) * header.dtype.itemsize
+    if found != expected:
+        what = "truncated" if found < expected else "too long"
+        raise DataError(
+            f"{path} is {what}: it has {found} bytes, but its header ({header.dtype}, shape {header.shape}, values "
+            f"from offset {header.offset}) needs {expected}; restore the file"
+        )
+    return header
+
+
+def map_npy(path: Path, header: NpyHeader | None = None) -> NDArray[Any]:
+    """Map the array in `path` for reading."""
+    header = header or read_header(path)
+    if math.prod(header.shape) == 0:  # an empty range cannot be mapped
+        return np.empty(header.shape, header.dtype)
+    order = "F" if header.fortran_order else "C"
+    mapped = np.memmap(path, header.dtype, "r", header.offset, header.shape, order)  # type: ignore[call-overload]
+    # As a plain array: each slice of a np.memmap object would carry its attributes along, at many times the cost.
+    return np.asarray(mapped)
+
+
+def write_npy(path: Path, array: NDArray[Any]) -> str:
+    """Write a C-contiguous array to `path`, atomically; return the SHA-256 of the file."""
+    buffer = io.BytesIO()
+    npy_format.write_array_header_1_0(buffer, npy_format.header_data_from_array_1_0(array))
+    pieces = (buffer.getvalue(), byte_view(array))
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+
+    write_atomic(path, write)
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def byte_view(array: NDArray[Any]) -> memoryview:
+    """Give the bytes of a C-contiguous array, not copied."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"an array of strides {array.strides} is not C-contiguous")
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _parse(file: io.BufferedReader) -> NpyHeader:
+    """Read the header, raising ValueError if anything about it is not as numpy writes it for numbers.
+
+    numpy's own function answers a damaged header with errors of the tokenizer, or with a warning and a guess.
+    """
+    major, _ = npy_format.read_magic(file)
+    if major not in _LENGTH_FORMATS:
+        raise ValueError(f"its format version is {major}")
+    length_format = _LENGTH_FORMATS[major]
+    (length,) = struct.unpack(length_format, _exactly(file, struct.calcsize(length_format)))
+    if length > _MOST_HEADER_BYTES:
+        raise ValueError(f"its header claims to have {length} bytes")
+    try:
+        table = ast.literal_eval(_exactly(file, length).decode("latin1"))
+        descr, shape, fortran_order = table["descr"], table["shape"], table["fortran_order"]
+    except (SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        raise ValueError("its header is damaged") from error
+    if not (isinstance(descr, str) and _NUMBER_TYPE.fullmatch(descr)):
+        raise ValueError(f"it holds {descr!r}, not plain numbers")
+    if not (isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)):
+        raise ValueError(f"its shape is {shape!r}")
+    order = bool(fortran_order) and len(shape) > 1
+    return NpyHeader(shape=shape, dtype=np.dtype(descr), fortran_order=order, offset=file.tell())
+
+
+def _exactly(file: io.BufferedReader, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise ValueError(f"it ends within its header, at offset {file.tell()}")
+    return data

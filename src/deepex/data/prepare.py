@@ -1,0 +1,31 @@
+"""From raw samples to a network's input, on the device: scale to 0…1, standardise, channels-last.
+
+    prepare = Prepare(manifest, standardise=True)
+    prepare(raw)        # uint8 (n, H, W, C) on any device → float32 (n, C, H, W)
+"""
+
+import torch
+
+from deepex.data.manifest import Manifest
+
+
+class Prepare:
+    """One affine map per channel: `standardise` to the training part's mean 0 and deviation 1, or else the range 0…1."""
+
+    def __init__(self, manifest: Manifest, device: torch.device, *, standardise: bool, channels_last: bool) -> None:
+        low, high = manifest.scale
+        mean = torch.tensor(manifest.mean if standardise else [0.0] * manifest.shape[0], dtype=torch.float64)
+        deviation = torch.tensor(manifest.deviation if standardise else [1.0] * manifest.shape[0], dtype=torch.float64)
+        deviation = torch.where(deviation > 0, deviation, 1.0)  # a constant channel carries nothing; it stays finite
+        factor = 1.0 / ((high - low) * deviation)
+        offset = -low * factor - mean / deviation
+        self._factor = factor.to(device, torch.float32).view(1, -1, 1, 1)
+        self._offset = offset.to(device, torch.float32).view(1, -1, 1, 1)
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+
+    def __call__(self, raw: torch.Tensor) -> torch.Tensor:
+        """Prepare a batch; `raw` is left as it is."""
+        images = raw.permute(0, 3, 1, 2).to(torch.float32, memory_format=self._format)
+        if raw.dtype == torch.float32 and images.data_ptr() == raw.data_ptr():
+            images = images.clone(memory_format=self._format)
+        return images.mul_(self._factor).add_(self._offset)

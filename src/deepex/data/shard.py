@@ -1,0 +1,75 @@
+"""Which samples a replica sees, and in which order: near-equal contiguous shards, shuffled within themselves every epoch.
+
+    shards = Shards(count=6000, replicas=7, batch=32)
+    shards.bounds(0)               # (0, 858)
+    shards.samples(0, 26, 27)      # 26: the last batch of the shard is short
+    epoch_order(shards, 0, seed=1, epoch=3)
+
+Everything is a function of the seed, the replica and the epoch, never of the number of ranks: R replicas on one rank see exactly
+what R replicas on R ranks see, and a resumed run what the uninterrupted one would have seen.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepex.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Shards:
+    """`count` samples split over `replicas`; the first `count % replicas` shards have one sample more."""
+
+    count: int
+    replicas: int
+    batch: int
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ConfigError(f"batch is {self.batch}; it must be at least 1")
+        full_batches = self.count // self.batch
+        if self.replicas > full_batches:
+            raise ConfigError(
+                f"{self.replicas} replicas with batch {self.batch} need {self.replicas * self.batch} samples, and the dataset has "
+                f"{self.count}: every replica needs one full batch; use at most {full_batches} replicas or batch "
+                f"{max(1, self.count // self.replicas)}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch: those of the largest shard. A replica whose shard ends earlier waits."""
+        return -(-self.size(0) // self.batch)
+
+    def size(self, replica: int) -> int:
+        """Samples of a replica's shard."""
+        return self.count // self.replicas + (replica < self.count % self.replicas)
+
+    def bounds(self, replica: int) -> tuple[int, int]:
+        """First sample of the shard, and the one after its last."""
+        start = replica * (self.count // self.replicas) + min(replica, self.count % self.replicas)
+        return start, start + self.size(replica)
+
+    def samples(self, replica: int, start: int, stop: int) -> int:
+        """Samples a replica sees in the steps from `start` up to `stop`."""
+        return self._between(self.size(replica), start, stop)
+
+    def total_samples(self, start: int, stop: int) -> int:
+        """Samples all replicas together see in those steps; known to every rank without asking the others."""
+        larger = self.count % self.replicas
+        small = self._between(self.count // self.replicas, start, stop)
+        return larger * self._between(self.size(0), start, stop) + (self.replicas - larger) * small
+
+    def _between(self, size: int, start: int, stop: int) -> int:
+        return min(stop * self.batch, size) - min(start * self.batch, size)
+
+
+def epoch_order(shards: Shards, replica: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Positions within the shard in the order of this epoch."""
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, replica, epoch])))
+    return generator.permutation(shards.size(replica))
+
+
+def dataset_order(count: int, *, seed: int) -> NDArray[np.int64]:
+    """One fixed shuffle of a dataset that was packed in a given order, so that a contiguous shard is not one class."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, count]))).permutation(count)

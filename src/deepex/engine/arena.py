@@ -1,0 +1,238 @@
+"""One contiguous buffer that holds a replica: its weights, averaged buffers, gradients and momentum.
+
+    arena = Arena(network, device)
+    arena.weights.norm()           # all trainable weights, as one vector
+    network.conv1.weight           # a view into it, channels-last strides kept
+
+The allocation is laid out so that whatever is communicated or written is one contiguous slice of it, with no copy made first:
+
+    | gradients | buffers | weights | momentum | frozen |
+      '------ sync of gradients -'
+                  '-- sync of weights --'
+                  '--- sync of weights, momentum averaged --'
+                  '------- state: broadcast and checkpoint ---------'
+
+Gradients and momentum are twins of the weights: the same offsets. Within the weights, those that decay come first, so that an
+update with weight decay is one pass over two slices. Each tensor starts on a multiple of 256 bytes (a cache line, a GPU memory
+transaction and cuDNN's vector loads all divide that); the padding between tensors is zero and stays zero.
+`buffers` are the module's floating-point buffers (batch-norm statistics), after one reserved slot in which ranks tell each other
+that they were asked to stop. Integer and boolean buffers (batch norm's counters) are not averaged and stay where they are.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from deepex.errors import ConfigError
+
+ALIGNMENT_BYTES: Final = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """Where one tensor of the module lies in its region of the arena; strides are in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    count: int
+
+    def view(self, region: torch.Tensor) -> torch.Tensor:
+        """The tensor, as a view of its region."""
+        return region[self.offset : self.offset + self.count].as_strided(
+            self.shape, self.stride, region.storage_offset() + self.offset
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The slots of each region. Two networks with equal layouts can read each other's checkpoints."""
+
+    dtype: str
+    buffers: tuple[Slot, ...]
+    decayed: tuple[Slot, ...]
+    undecayed: tuple[Slot, ...]
+    frozen: tuple[Slot, ...]
+
+    @property
+    def weights(self) -> tuple[Slot, ...]:
+        """The trainable slots; `decayed` first."""
+        return self.decayed + self.undecayed
+
+    def to_json(self) -> dict[str, Any]:
+        """Names, shapes, strides and offsets, for the checkpoint's header."""
+        regions = {"buffers": self.buffers, "weights": self.weights, "frozen": self.frozen}
+        slots = {
+            region: [[s.name, list(s.shape), list(s.stride), s.offset] for s in slots] for region, slots in regions.items()
+        }
+        return {"dtype": self.dtype, **slots}
+
+
+class Arena:
+    """Moves a module's parameters and buffers into one allocation on `device`, and owns it.
+
+    Works for any module whose floating-point parameters share one dtype: tied parameters get one slot, frozen ones
+    (`requires_grad` false) a slot without gradient and momentum. The module must already be built with its initial values.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, *, channels_last: bool = False) -> None:
+        parameters = dict(module.named_parameters())
+        buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
+        dtype = _common_dtype(chain(parameters.items(), buffers.items()))
+        self.layout = _plan(module, parameters, buffers, dtype, channels_last)
+        sizes = {
+            "gradients": _extent(self.layout.weights, dtype),
+            "buffers": _extent(self.layout.buffers, dtype) or _aligned(1, dtype),
+            "weights": _extent(self.layout.weights, dtype),
+            "momentum": _extent(self.layout.weights, dtype),
+            "frozen": _extent(self.layout.frozen, dtype),
+        }
+        self.memory = torch.zeros(sum(sizes.values()), dtype=dtype, device=device)
+        ends = _ends(sizes)
+        self.gradients = self.memory[: ends["gradients"]]
+        self.buffers = self.memory[ends["gradients"] : ends["buffers"]]
+        self.weights = self.memory[ends["buffers"] : ends["weights"]]
+        self.momentum = self.memory[ends["weights"] : ends["momentum"]]
+        self.frozen = self.memory[ends["momentum"] : ends["frozen"]]
+        self.gradients_and_buffers = self.memory[: ends["buffers"]]
+        self.model = self.memory[ends["gradients"] : ends["weights"]]
+        self.model_and_momentum = self.memory[ends["gradients"] : ends["momentum"]]
+        self.state = self.memory[ends["gradients"] :]
+        self.num_decayed = _extent(self.layout.decayed, dtype)
+        self.num_parameters = sum(slot.count for slot in (*self.layout.weights, *self.layout.frozen))
+        self._adopt(module, parameters, buffers, device)
+
+    def weight_views(self) -> list[torch.Tensor]:
+        """Each trainable tensor, as a view, in the order of the layout."""
+        return [slot.view(self.weights) for slot in self.layout.weights]
+
+    def gradient_views(self) -> list[torch.Tensor]:
+        """Each trainable tensor's gradient, as a view, in the order of the layout."""
+        return [slot.view(self.gradients) for slot in self.layout.weights]
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter and averaged buffer by the module's own name."""
+        regions = (
+            (self.layout.weights, self.weights),
+            (self.layout.frozen, self.frozen),
+            (self.layout.buffers, self.buffers),
+        )
+        for slots, region in regions:
+            for slot in slots:
+                yield slot.name, slot.view(region)
+
+    def _adopt(
+        self, module: nn.Module, parameters: dict[str, nn.Parameter], buffers: dict[str, torch.Tensor], device: torch.device
+    ) -> None:
+        """Copy each tensor's initial values into its slot and make the module use the slot from now on."""
+        for slot in self.layout.weights:
+            parameter = parameters[slot.name]
+            view = slot.view(self.weights)
+            view.copy_(parameter.data)
+            parameter.data = view
+            parameter.grad = slot.view(self.gradients)
+        for slot in self.layout.frozen:
+            view = slot.view(self.frozen)
+            view.copy_(parameters[slot.name].data)
+            parameters[slot.name].data = view
+        for slot in self.layout.buffers:
+            view = slot.view(self.buffers)
+            view.copy_(buffers[slot.name])
+            _replace_buffer(module, buffers[slot.name], view)
+        for buffer in list(module.buffers()):
+            if not buffer.is_floating_point():
+                _replace_buffer(module, buffer, buffer.to(device))
+
+
+def _plan(
+    module: nn.Module,
+    parameters: dict[str, nn.Parameter],
+    buffers: dict[str, torch.Tensor],
+    dtype: torch.dtype,
+    channels_last: bool,
+) -> Layout:
+    norms = tuple(_norm_types())
+    norm_parameters = {id(p) for m in module.modules() if isinstance(m, norms) for p in m.parameters(recurse=False)}
+    trainable = {name: p for name, p in parameters.items() if p.requires_grad}
+    decayed = {n: p for n, p in trainable.items() if id(p) not in norm_parameters and not n.split(".")[-1].startswith("bias")}
+    undecayed = {n: p for n, p in trainable.items() if n not in decayed}
+    frozen = {n: p for n, p in parameters.items() if n not in trainable}
+    first = _slots(decayed, dtype, channels_last, 0)
+    return Layout(
+        dtype=str(dtype).removeprefix("torch."),
+        buffers=_slots(buffers, dtype, False, _aligned(1, dtype)),
+        decayed=first,
+        undecayed=_slots(undecayed, dtype, channels_last, _extent(first, dtype)),
+        frozen=_slots(frozen, dtype, channels_last, 0),
+    )
+
+
+def _slots(tensors: Any, dtype: torch.dtype, channels_last: bool, start: int) -> tuple[Slot, ...]:  # noqa: ANN401
+    slots, offset = [], start
+    for name, tensor in tensors.items():
+        slots.append(
+            Slot(
+                name=name,
+                shape=tuple(tensor.shape),
+                stride=_dense_stride(tensor, channels_last),
+                offset=offset,
+                count=tensor.numel(),
+            )
+        )
+        offset += _aligned(tensor.numel(), dtype)
+    return tuple(slots)
+
+
+def _dense_stride(tensor: torch.Tensor, channels_last: bool) -> tuple[int, ...]:
+    """Keep a dense tensor's own order of dimensions; a 4-d one becomes channels-last where that is asked for."""
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    if channels_last and tensor.dim() == 4:
+        meta = meta.contiguous(memory_format=torch.channels_last)
+    return tuple(torch.empty_like(meta, memory_format=torch.preserve_format).stride())
+
+
+def _common_dtype(tensors: Iterator[tuple[str, torch.Tensor]]) -> torch.dtype:
+    found: dict[torch.dtype, str] = {}
+    for name, tensor in tensors:
+        found.setdefault(tensor.dtype, name)
+    if len(found) > 1:
+        names = ", ".join(f"{name} is {str(dtype).removeprefix('torch.')}" for dtype, name in found.items())
+        raise ConfigError(f"the network mixes dtypes ({names}); the arena holds one: convert it, for example with module.float()")
+    if not found:
+        raise ConfigError("the network has no parameters: there is nothing to train")
+    return next(iter(found))
+
+
+def _norm_types() -> Iterator[type[nn.Module]]:
+    yield from (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # noqa: SLF001 - base of all batch and instance norms
+
+
+def _replace_buffer(module: nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Register `new` wherever the module holds the buffer `old` (twice, if it is shared)."""
+    for owner in module.modules():
+        for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
+            if buffer is old:
+                setattr(owner, name, new)
+
+
+def _aligned(count: int, dtype: torch.dtype) -> int:
+    unit = ALIGNMENT_BYTES // dtype.itemsize
+    return -(-count // unit) * unit
+
+
+def _extent(slots: tuple[Slot, ...], dtype: torch.dtype) -> int:
+    """Where the next slot of the region would start."""
+    return slots[-1].offset + _aligned(slots[-1].count, dtype) if slots else 0
+
+
+def _ends(sizes: dict[str, int]) -> dict[str, int]:
+    ends, end = {}, 0
+    for name, size in sizes.items():
+        end += size
+        ends[name] = end
+    return ends

@@ -1,0 +1,207 @@
+"""Checkpoints: one write of the arena's state, atomic, the newest few kept.
+
+    save(run, arena, Position(epoch=3, step=32), …)
+    checkpoint = newest(run.checkpoints)
+    restore(checkpoint, arena)
+
+`NAME.safetensors` holds the arena's state as one flat tensor (and the network's integer buffers); `NAME.json` says where in the run
+it was taken and how the flat tensor is laid out. The .json is written last: a checkpoint without it does not exist. Checkpoints are
+taken at a sync only, when all replicas are equal, so any number of ranks that divides the replicas can resume. With momentum
+`local`, each replica's momentum has a file of its own, written by its rank.
+"""
+
+import errno
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from deepex.comm import Communicator
+from deepex.engine.arena import Arena
+from deepex.errors import ConfigError, RunError
+from deepex.record.files import read_json, write_atomic, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """A checkpoint every `epochs` epochs, and within an epoch after every `syncs` syncs (0: not); the newest `keep` are kept."""
+
+    epochs: int = 1
+    syncs: int = 0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("syncs", 0), ("keep", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"checkpoint.{name} is {getattr(self, name)}; it must be at least {least}")
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run is: `epoch` whole epochs, and `step` steps into the next, of which `syncs` syncs and `sums` so far.
+
+    `sums` has the loss, the tally of the measure and the samples, over all ranks.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    syncs: int = 0
+    sums: tuple[float, ...] = (0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint on disk: the path of its tensors, and what its .json says."""
+
+    path: Path
+    header: dict[str, Any]
+
+    @property
+    def position(self) -> Position:
+        """Where in the run it was taken."""
+        header = self.header
+        return Position(header["epoch"], header["step"], header["syncs"], tuple(header["sums"]))
+
+
+def save(
+    directory: Path,
+    position: Position,
+    arena: Arena,
+    network: nn.Module,
+    *,
+    comm: Communicator,
+    replicas: int,
+    momenta: list[torch.Tensor],
+    keep: int,
+) -> Path:
+    """Write a checkpoint; `momenta` are those of this rank's replicas where momentum is local. Collective if there are any."""
+    name = f"epoch{position.epoch:06d}-step{position.step:06d}"
+    path = directory / f"{name}.safetensors"
+    first = comm.rank * len(momenta)
+    for index, momentum in enumerate(momenta):
+        _write(directory / f"{name}-momentum{first + index:06d}.safetensors", {"momentum": momentum.cpu()})
+    if momenta:
+        comm.barrier()
+    if comm.rank == 0:
+        state = arena.state.cpu()
+        _write(path, {"arena": state, **{f"counter:{n}": b.cpu() for n, b in _counters(network)}})
+        header = {
+            "schema": 1,
+            "epoch": position.epoch,
+            "step": position.step,
+            "syncs": position.syncs,
+            "sums": position.sums,
+            "replicas": replicas,
+            "momentum": "local" if momenta else "shared",
+            "bytes": path.stat().st_size,
+            "crc32": zlib.crc32(state.numpy()),
+            "layout": arena.layout.to_json(),
+        }
+        write_json(path.with_suffix(".json"), header)
+        _forget_old(directory, keep)
+    return path
+
+
+def newest(directory: Path) -> Checkpoint | None:
+    """Find the newest whole checkpoint of a run."""
+    headers = sorted(directory.glob("epoch*.json"))
+    if not headers:
+        return None
+    header = read_json(headers[-1])
+    path = headers[-1].with_suffix(".safetensors")
+    found = path.stat().st_size if path.is_file() else None
+    if found != header.get("bytes"):
+        what = "is missing" if found is None else f"has {found} bytes"
+        raise RunError(
+            f"checkpoint {path} {what}, but {headers[-1].name} says {header.get('bytes')} bytes: restore it, or delete "
+            f"{headers[-1].name} to resume from the checkpoint before"
+        )
+    return Checkpoint(path, header)
+
+
+def restore(checkpoint: Checkpoint, arena: Arena, network: nn.Module) -> None:
+    """Read the state of a checkpoint into the arena of the same network; every rank reads for itself."""
+    _check_layout(checkpoint, arena)
+    tensors = _read(checkpoint.path)
+    state = tensors["arena"]
+    if zlib.crc32(state.numpy()) != checkpoint.header["crc32"]:
+        raise RunError(
+            f"checkpoint {checkpoint.path} is damaged: its checksum does not match; delete "
+            f"{checkpoint.path.with_suffix('.json').name} to resume from the checkpoint before"
+        )
+    arena.state.copy_(state)
+    for name, buffer in _counters(network):
+        buffer.copy_(tensors[f"counter:{name}"])
+
+
+def restore_momenta(checkpoint: Checkpoint, momenta: list[torch.Tensor], first: int) -> None:
+    """Read the momentum of this rank's replicas, of which `first` is the first."""
+    if checkpoint.header["momentum"] != "local":
+        return
+    for index, momentum in enumerate(momenta):
+        path = checkpoint.path.with_name(f"{checkpoint.path.stem}-momentum{first + index:06d}.safetensors")
+        momentum.copy_(_read(path)["momentum"])
+
+
+def save_weights(path: Path, arena: Arena, network: nn.Module) -> None:
+    """Write the network as plain named tensors, for `network.load_state_dict(safetensors.torch.load_file(path))`."""
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in arena.named_tensors()}
+    owned = {id(value): name for name, value in (*network.named_parameters(), *network.named_buffers())}
+    for name, value in (*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)):
+        if name not in tensors:  # a tied name, or a counter
+            tied = tensors.get(owned[id(value)])
+            tensors[name] = value.detach().cpu().contiguous() if tied is None else tied.clone()
+    _write(path, tensors)
+
+
+def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    def write(temporary: Path) -> None:
+        try:
+            save_file(tensors, temporary)
+        except SafetensorError as error:
+            code = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
+
+    write_atomic(path, write)
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"checkpoint file {path} cannot be read: {error}; restore it or resume an earlier one") from error
+
+
+def _counters(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(name, buffer) for name, buffer in network.named_buffers() if not buffer.is_floating_point()]
+
+
+def _check_layout(checkpoint: Checkpoint, arena: Arena) -> None:
+    ours, theirs = arena.layout.to_json(), checkpoint.header["layout"]
+    if ours == theirs:
+        return
+    for region in ("weights", "frozen", "buffers"):
+        mine, other = ({slot[0]: slot[1] for slot in layout[region]} for layout in (ours, theirs))
+        for name in (*mine, *other):
+            if mine.get(name) != other.get(name):
+                raise RunError(
+                    f"checkpoint {checkpoint.path} is of another network: {name} is {other.get(name, 'not there')} in it and "
+                    f"{mine.get(name, 'not there')} in this one; resume with the run's own configuration"
+                )
+    raise RunError(f"checkpoint {checkpoint.path} is laid out differently: resume with the same `layout` and dtype")
+
+
+def _forget_old(directory: Path, keep: int) -> None:
+    """Delete all but the newest `keep`; the .json first, so that what is left of a kill in between is no checkpoint."""
+    for header in sorted(directory.glob("epoch*.json"))[:-keep]:
+        header.unlink()
+    kept = {header.stem for header in directory.glob("epoch*.json")}
+    for path in directory.glob("epoch*.safetensors"):
+        if path.stem.split("-momentum")[0] not in kept:
+            path.unlink()

@@ -1,0 +1,78 @@
+"""A run's whole configuration: the plain composition of what each component owns.
+
+    config = RunConfig(net="lenet", data="sample:fashion", epochs=5)
+    from_table(RunConfig, to_table(config)) == config
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from deepex.engine.checkpoint import CheckpointConfig
+from deepex.engine.objective import OBJECTIVES
+from deepex.engine.optim import OptimConfig
+from deepex.errors import ConfigError, UnknownName
+from deepex.record.target import Target
+from deepex.sync.config import SyncConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run.
+
+    `net`: a name of `deepex.nets` or `package.module:function`; `net_options` go to that function; `init` initialises its weights.
+    `data`: the directory of a packed dataset, or `sample:NAME` for one that comes with DeepEx.
+    `replicas`: 0 for one per rank. `batch` is per replica. `validate`: by all ranks in `parallel`, on `rank0` as in the paper, or
+    `none`. `threads`: per rank, 0 for the cores of the node divided among its ranks. `verify`: check the dataset's checksums first.
+    `layout`: order of image tensors in memory.
+    """
+
+    net: str
+    data: str
+    net_options: dict[str, Any] = field(default_factory=dict)
+    init: str = "default"
+    objective: str = "classify"
+    epochs: int = 10
+    batch: int = 32
+    replicas: int = 0
+    seed: int = 1
+    target: str | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    step: Literal["auto", "eager"] = "auto"
+    placement: Literal["auto", "device", "host", "stream"] = "auto"
+    layout: Literal["auto", "channels_last", "contiguous"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    comm: Literal["auto", "solo", "mpi", "gloo", "nccl"] = "auto"
+    deterministic: bool = False
+    threads: int = 0
+    validate: Literal["parallel", "rank0", "none"] = "parallel"
+    verify: bool = True
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch", 1), ("replicas", 0), ("threads", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.objective not in OBJECTIVES:
+            raise UnknownName("objective", self.objective, OBJECTIVES)
+        if self.target is not None:
+            self._check_target(Target.parse(self.target))
+
+    def _check_target(self, target: Target) -> None:
+        measures = ("loss", OBJECTIVES[self.objective].measure)
+        if target.measure not in measures:
+            raise ConfigError(f"target is {self.target!r}, but the objective {self.objective} measures {' and '.join(measures)}")
+        if target.part == "validation" and self.validate == "none":
+            raise ConfigError(f"target is {self.target!r}, but validate is none: set validate=parallel")
+
+    def replicas_on(self, ranks: int) -> int:
+        """How many replicas the run has on `ranks` ranks."""
+        replicas = self.replicas or ranks
+        if replicas % ranks:
+            near = sorted({max(1, replicas // ranks) * ranks, (replicas // ranks + 1) * ranks})
+            raise ConfigError(
+                f"{replicas} replicas cannot live on {ranks} ranks: the number of replicas must be a multiple of the number of "
+                f"ranks; use --replicas {' or '.join(map(str, near))}, or a number of ranks that divides {replicas}"
+            )
+        return replicas

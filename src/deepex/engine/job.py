@@ -1,0 +1,29 @@
+"""What is trained: a complete configuration, and what its names stand for on this rank."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from deepex.data.dataset import PackedDataset
+from deepex.data.placement import Placement
+from deepex.data.shard import Shards
+from deepex.engine.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A network, initialised; a dataset, opened; a device; and how `replicas` share them."""
+
+    config: RunConfig
+    network: nn.Module
+    dataset: PackedDataset
+    device: torch.device
+    placement: Placement
+    replicas: int
+    channels_last: bool
+
+    @property
+    def shards(self) -> Shards:
+        """How the training samples are split over the replicas."""
+        return Shards(self.dataset.part("train").count, self.replicas, self.config.batch)

@@ -1,0 +1,159 @@
+"""What one rank does between two syncs, and at a sync: its replicas take turns on the arena, then all ranks agree.
+
+    learner.begin_epoch(epoch, step=0)
+    for start, stop in learner.plan:
+        learner.segment(epoch, start, stop)
+
+Compute phases contain no collective, so a slow rank shows as slow; nothing is read from the device.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from deepex.comm import Communicator
+from deepex.data.feed import Samples, Turn
+from deepex.data.placement import make_feed
+from deepex.data.prepare import Prepare
+from deepex.engine.arena import Arena
+from deepex.engine.job import Job
+from deepex.engine.objective import make_objective
+from deepex.engine.optim import Optimiser
+from deepex.engine.rate import Schedule
+from deepex.engine.step import EagerStep, seed_step
+from deepex.errors import ConfigError
+from deepex.record.clock import BACKWARD, FORWARD, INPUT, SYNC, UPDATE, PhaseClock
+from deepex.sync import Agreement, make_agreement, make_momentum, parse_period, segments
+
+
+class Learner:
+    """The replicas of one rank: their shared arena, their feed, their optimiser, and their agreement with the other ranks."""
+
+    def __init__(self, job: Job, comm: Communicator, clock: PhaseClock) -> None:
+        config, manifest = job.config, job.dataset.manifest
+        self._job, self._comm, self.clock = job, comm, clock
+        self._shards, self.network = job.shards, job.network.train()
+        per_rank = job.replicas // comm.size
+        self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
+        _check_network(job.network, job.replicas)
+        self.arena = Arena(job.network, job.device, channels_last=job.channels_last)
+        self.objective = make_objective(config.objective)
+        prepare = Prepare(
+            manifest, job.device, standardise=self.objective.standardise, channels_last=job.channels_last
+        )
+        self.step = EagerStep(self.network, self.objective, self.arena, prepare, precision=config.precision)
+        self._updates_locally = config.sync.strategy == "weights"
+        policy = config.sync.momentum if self._updates_locally and job.replicas > 1 else "average"
+        self.momentum = make_momentum(policy, self.arena.momentum, replicas_per_rank=per_rank)
+        self._optimiser = Optimiser(config.optim, self.arena, scales_momentum=policy == "average")
+        self._schedule = Schedule(config.optim, epochs=config.epochs, total_batch=config.batch * job.replicas)
+        self._rule = parse_period(config.sync.period or ("epoch" if self._updates_locally else 1))
+        samples = Samples(
+            job.dataset.part("train"), self._shards, self.replicas, seed=config.seed, shuffled=manifest.order == "shuffled"
+        )
+        self.feed = make_feed(job.placement, samples, job.device)
+        self._agreement: Agreement | None = None
+        self.plan: list[tuple[int, int]] = []
+        self.rate = 0.0
+
+    def start(self) -> None:
+        """Begin from the state that the arena holds now: initial weights, or those of a checkpoint."""
+        arena = self.arena
+        if not self._updates_locally:
+            agreed, own, request = arena.gradients_and_buffers, arena.buffers, arena.gradients.numel()
+        else:
+            averaged = self._job.config.sync.momentum == "average"
+            agreed, request = arena.model_and_momentum if averaged else arena.model, 0
+            own = agreed
+        self._agreement = make_agreement(
+            agreed,
+            own=own,
+            small=arena.buffers,
+            request=request,
+            replicas_per_rank=len(self.replicas),
+            deterministic=self._job.config.deterministic and self._job.replicas > 1,
+        )
+
+    @property
+    def sync_bytes(self) -> int:
+        """What one sync sends and receives per rank, as the size of the buffer that is summed."""
+        return 0 if self._agreement is None else self._agreement.nbytes
+
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """Plan the syncs of an epoch from `step` on, and start its feed."""
+        self.clock.reset()
+        self.step.sums.zero_()
+        self.plan = segments(self._rule, step, self._shards.steps)
+        self.feed.begin(epoch, [Turn(replica, *segment) for segment in self.plan for replica in self.replicas])
+        self.clock.start()
+
+    def segment(
+        self, epoch: int, start: int, stop: int, *, asked_to_stop: Callable[[], bool], stepped: Callable[[int], None]
+    ) -> int:
+        """Run the steps from `start` up to `stop` on every replica of this rank, then agree.
+
+        Gives the step reached: earlier than `stop` only for a run of one replica that was asked to stop; it need not wait for anyone.
+        """
+        assert self._agreement is not None, "start comes first"
+        alone = self._job.replicas == 1
+        total = self._shards.total_samples(start, stop)
+        for index, replica in enumerate(self.replicas):
+            self._agreement.begin()
+            self.momentum.begin(index)
+            self.clock.mark(SYNC)
+            share = 1.0 if alone else self._shards.samples(replica, start, stop) / total
+            for step in range(start, self._last_step(replica, stop)):
+                last = step + 1 == self._last_step(replica, stop)
+                stepped(self._one_step(epoch, replica, step, share, last=last))
+                if alone and step + 1 < stop and asked_to_stop():
+                    stop = step + 1
+                    break
+            self.momentum.end(index)
+            self._agreement.add(share, scaled=self._agreement.in_place)
+            self.clock.mark(SYNC)
+        self._agreement.reach(self._comm, float(asked_to_stop()))
+        self.clock.mark(SYNC)
+        if not self._updates_locally:
+            self._optimiser.update(self.rate)
+            self.clock.mark(UPDATE)
+        return stop
+
+    @property
+    def requests(self) -> torch.Tensor:
+        """How many ranks were asked to stop, as told at the last sync; on the device."""
+        assert self._agreement is not None, "start comes first"
+        return self._agreement.requests
+
+    def _one_step(self, epoch: int, replica: int, step: int, share: float, *, last: bool) -> int:
+        """Forward, backward, update on the arena; the factor `share` rides on the last pass before a sync in place."""
+        assert self._agreement is not None, "start comes first"
+        in_place = self._agreement.in_place
+        raw, labels = self.feed.next()
+        images = self.step.prepare(raw)
+        seed_step(images.device, self._job.config.seed, replica, epoch, step)
+        self.rate = self._schedule.rate(epoch + (step + 0.5) / self._shards.steps)
+        self.clock.mark(INPUT)
+        self.step.forward(images, labels)
+        self.clock.mark(FORWARD)
+        self.step.backward(share if in_place and not self._updates_locally else 1.0)
+        self.clock.mark(BACKWARD)
+        if self._updates_locally:
+            self._optimiser.update(self.rate, share if in_place and last else 1.0)
+            self.clock.mark(UPDATE)
+        return len(images)
+
+    def _last_step(self, replica: int, stop: int) -> int:
+        """Where a replica's turn ends: at `stop`, or earlier if its shard does."""
+        return min(stop, -(-self._shards.size(replica) // self._shards.batch))
+
+
+def _check_network(network: nn.Module, replicas: int) -> None:
+    """Refuse what cannot be averaged."""
+    for name, module in network.named_modules():
+        cumulative = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None  # noqa: SLF001
+        if cumulative and module.track_running_stats and replicas > 1:
+            raise ConfigError(
+                f"batch norm {name!r} has momentum None (a cumulative average), and the {replicas} replicas' counters cannot be "
+                "averaged: give it a momentum, for example 0.1, or use one replica"
+            )

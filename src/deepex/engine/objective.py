@@ -1,0 +1,89 @@
+"""What the network learns: the loss that is minimised, and the measure that a person reads.
+
+    objective = make_objective("classify")
+    loss = objective.loss(output, images, labels)        # mean over the batch
+    wrong = objective.tally(output, images, labels)      # a sum over the batch, on the device
+    objective.measure, objective.value(wrong, samples)   # "error", wrong / seen
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Final, final
+
+import torch
+from torch.nn import functional
+
+from deepex.errors import UnknownName
+
+
+class Objective(ABC):
+    """A loss and a measure. `standardise` says whether the network's input is standardised or in 0…1."""
+
+    measure: str
+    standardise: bool
+
+    @abstractmethod
+    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        """Mean loss of the batch, in float32."""
+
+    @abstractmethod
+    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        """The batch's contribution to the measure; a sum over samples, without gradient."""
+
+    @abstractmethod
+    def value(self, tally: float, samples: int) -> float:
+        """The measure, from the sum of tallies over `samples`."""
+
+
+@final
+class Classify(Objective):
+    """Cross entropy; the measure is the error rate, wrong / seen."""
+
+    measure = "error"
+    standardise = True
+
+    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG002, D102
+        return functional.cross_entropy(output.float(), labels)
+
+    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG002, D102
+        return (output.detach().argmax(dim=1) != labels).sum()
+
+    def value(self, tally: float, samples: int) -> float:  # noqa: D102
+        return tally / samples
+
+
+@final
+class Reconstruct(Objective):
+    """A variational autoencoder's loss: reconstruction plus Kullback-Leibler divergence, summed over pixels and latent variables.
+
+    The network gives (logits, mean, log variance) of Kingma & Welling 2014, or logits alone. The reconstruction term is the binary
+    cross entropy, as befits contact maps; the measure is the root mean square error per pixel, as in the paper.
+    """
+
+    measure = "rmse"
+    standardise = False
+
+    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG002, D102
+        logits, *latent = output if isinstance(output, tuple) else (output,)
+        loss = functional.binary_cross_entropy_with_logits(logits.float(), images, reduction="sum")
+        if latent:
+            mean, log_variance = latent[0].float(), latent[1].float()
+            loss = loss - 0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
+        return loss / len(images)
+
+    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG002, D102
+        logits = output[0] if isinstance(output, tuple) else output
+        return (logits.detach().float().sigmoid() - images).square().flatten(1).mean(1).sum()
+
+    def value(self, tally: float, samples: int) -> float:  # noqa: D102
+        return math.sqrt(tally / samples)
+
+
+OBJECTIVES: Final = {"classify": Classify, "reconstruct": Reconstruct}
+
+
+def make_objective(name: str) -> Objective:
+    """Look up an objective by its name in `--set objective=…`."""
+    if name not in OBJECTIVES:
+        raise UnknownName("objective", name, OBJECTIVES)
+    return OBJECTIVES[name]()

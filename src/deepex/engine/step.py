@@ -1,0 +1,72 @@
+"""One step's arithmetic on one replica: forward and backward into the arena's gradients.
+
+    step = EagerStep(network, objective, arena, prepare, precision="bf16")
+    step.forward(raw_images, labels); step.backward(); arena.gradients
+
+Loss and measure are summed on the device in `step.sums` and reach the host when somebody reads it, once per epoch.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import final
+
+import torch
+from torch import nn
+
+from deepex.data.prepare import Prepare
+from deepex.engine.arena import Arena
+from deepex.engine.objective import Objective
+
+
+@final
+class EagerStep:
+    """Runs PyTorch's operators one by one, on whatever device the arena is."""
+
+    def __init__(self, network: nn.Module, objective: Objective, arena: Arena, prepare: Prepare, *, precision: str) -> None:
+        self._network, self._objective, self._arena, self._prepare = network, objective, arena, prepare
+        self._device = arena.memory.device
+        self._bf16 = precision == "bf16"
+        self._loss: torch.Tensor | None = None
+        self.sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+
+    def prepare(self, raw: torch.Tensor) -> torch.Tensor:
+        """Bring raw samples into the form that the network takes."""
+        return self._prepare(raw)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Compute loss and measure of a prepared batch and add them to `sums`."""
+        with self.precision():
+            output = self._network(images)
+        self._loss = self._objective.loss(output, images, labels)
+        self.sums[0].add_(self._loss.detach(), alpha=len(images))
+        self.sums[1].add_(self._objective.tally(output, images, labels))
+
+    def backward(self, scale: float = 1.0) -> None:
+        """Replace the arena's gradients by those of the last batch's loss, times `scale`."""
+        assert self._loss is not None, "backward follows forward"
+        self._arena.gradients.zero_()
+        loss = self._loss if scale == 1.0 else self._loss * scale
+        loss.backward()
+        self._loss = None
+
+    def precision(self) -> AbstractContextManager[object]:
+        """The context in which the network computes."""
+        return torch.autocast(self._device.type, torch.bfloat16) if self._bf16 else nullcontext()
+
+
+def seed_step(device: torch.device, seed: int, replica: int, epoch: int, step: int) -> None:
+    """Give each step of each replica its own random numbers (dropout, sampling), whoever runs it and wherever a run resumed.
+
+    Seeding a generator takes 2 µs; the alternative, carrying generator states per replica, is neither stateless nor smaller.
+    """
+    value = _mix(_mix(_mix(_mix(seed) ^ replica) ^ epoch) ^ step)
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(value)
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finaliser (Steele et al. 2014): neighbouring numbers in, unrelated numbers out."""
+    value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return value ^ (value >> 31)

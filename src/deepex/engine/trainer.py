@@ -1,0 +1,210 @@
+"""The training loop: epochs, their records and checkpoints, and when to end.
+
+    trainer = Trainer(job, comm, run, watcher)
+    outcome = trainer.run(trainer.load(checkpoint))
+
+Every rank runs it; rank 0 writes. The ranks decide alike because they decide from the same numbers: one small gather at the end of
+each epoch, and the requests to stop that travel within each sync.
+"""
+
+import math
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from deepex.comm import Communicator
+from deepex.comm.together import AgreedError
+from deepex.engine import checkpoint as checkpoints
+from deepex.engine.checkpoint import Checkpoint, Position
+from deepex.engine.evaluate import Evaluator
+from deepex.engine.job import Job
+from deepex.engine.learner import Learner
+from deepex.engine.stop import StopPoll, StopSignals
+from deepex.engine.watch import Watcher
+from deepex.errors import DivergedError
+from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
+from deepex.record.clock import DeviceClock, HostClock, PhaseClock
+
+_TRAIN, _TIMES, _VALIDATION = slice(0, 3), slice(3, 4 + len(PHASES)), slice(4 + len(PHASES), 8 + len(PHASES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended: `finished`, or `stopped` by a signal; then it can be resumed at `position`."""
+
+    status: str
+    reason: str
+    position: Position
+
+
+class Trainer:
+    """Trains a job on the ranks of `comm`. `clock` replaces the phase clock, for the benchmark of what measuring costs."""
+
+    def __init__(
+        self, job: Job, comm: Communicator, run: RunDirectory, watcher: Watcher, *, clock: PhaseClock | None = None
+    ) -> None:
+        self._job, self._config, self._comm, self._run = job, job.config, comm, run
+        self._watcher = watcher if comm.rank == 0 else Watcher()
+        self.learner = Learner(job, comm, clock or _make_clock(job.device))
+        self._evaluator = _make_evaluator(job, comm)
+        self._target = Target.parse(job.config.target) if job.config.target else None
+        self._signals, self._poll = StopSignals(), StopPoll(job.device)
+
+    def load(self, checkpoint: Checkpoint | None) -> Position:
+        """Take over rank 0's initial weights, or the state of a checkpoint."""
+        learner = self.learner
+        if checkpoint is None:
+            self._comm.broadcast(learner.arena.state)
+            return Position()
+        checkpoints.restore(checkpoint, learner.arena, learner.network)
+        checkpoints.restore_momenta(checkpoint, learner.momentum.stored(), learner.replicas[0])
+        return checkpoint.position
+
+    def run(self, position: Position) -> Outcome:
+        """Train from `position` to the end."""
+        self.learner.start()
+        try:
+            with self._signals:
+                return self._epochs(position)
+        finally:
+            self.learner.feed.close()
+
+    def _epochs(self, position: Position) -> Outcome:
+        while position.epoch < self._config.epochs:
+            position, stopped, record = self._epoch(position)
+            if record is not None and self._target is not None and self._target.reached(record):
+                return Outcome(status="finished", reason=f"target reached: {self._config.target}", position=position)
+            if stopped:
+                by = self._signals.received or "a signal to another rank"
+                return Outcome(status="stopped", reason=f"stopped by {by}", position=position)
+        return Outcome(status="finished", reason=f"{self._config.epochs} epochs done", position=position)
+
+    def _epoch(self, position: Position) -> tuple[Position, bool, EpochRecord | None]:
+        """Train an epoch, or the rest of one: the position after it, whether a rank was asked to stop, and the record if it ended."""
+        epoch, shards, learner = position.epoch, self._job.shards, self.learner
+        mine = sum(shards.samples(replica, position.step, shards.steps) for replica in learner.replicas)
+        self._watcher.epoch_began(epoch + 1, mine)
+        began, syncs, stopped = perf_counter(), position.syncs, False
+        learner.begin_epoch(epoch, position.step)
+        for start, planned in learner.plan:
+            stop = learner.segment(
+                epoch, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped
+            )
+            syncs += 1
+            stopped = self._poll.stop(learner.requests)
+            every = self._config.checkpoint.syncs
+            if stop < shards.steps and (stopped or (every and syncs % every == 0)):
+                here = self._position(epoch, stop, syncs, position)
+                self._save(here)
+                if stopped:
+                    return here, True, None
+        record = self._end_epoch(position, syncs, mine, began)
+        after, ends = Position(epoch + 1), epoch + 1 == self._config.epochs
+        reached = self._target is not None and self._target.reached(record)
+        if stopped or ends or reached or (epoch + 1) % self._config.checkpoint.epochs == 0:
+            self._save(after)
+        self._watcher.epoch_ended(record)
+        return after, stopped, record
+
+    def _asked_to_stop(self) -> bool:
+        return self._signals.received is not None
+
+    def _position(self, epoch: int, step: int, syncs: int, before: Position) -> Position:
+        """A position within an epoch: what all ranks have summed up so far goes with it."""
+        shards = self._job.shards
+        mine = sum(shards.samples(replica, before.step, step) for replica in self.learner.replicas)
+        rows = self._comm.gather_rows(torch.tensor([*self.learner.step.sums.tolist(), float(mine)], dtype=torch.float64))
+        self._check_finite(epoch, rows[:, 0].tolist())
+        sums = [total + old for total, old in zip(rows.sum(0).tolist(), before.sums, strict=True)]
+        return Position(epoch, step, syncs, tuple(sums))
+
+    def _end_epoch(self, position: Position, syncs: int, mine: int, began: float) -> EpochRecord:
+        """Read what the epoch measured, gather it from all ranks, and write the record."""
+        phases = self.learner.clock.seconds()
+        wall = perf_counter() - began
+        sums = self.learner.step.sums.tolist()
+        validation = self._validate()
+        row = [*sums, float(mine), *phases.values(), wall, *validation]
+        rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
+        self._check_finite(position.epoch, rows[:, 0].tolist())
+        train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
+        times = rows[:, _TIMES].T.tolist()
+        record = EpochRecord(
+            epoch=position.epoch + 1,
+            samples=round(train[2]),
+            steps=self._job.shards.steps,
+            syncs=syncs,
+            rate=self.learner.rate,
+            train=self._score(train),
+            seconds=max(times[-1]),
+            phases=dict(zip(PHASES, times, strict=False)),
+            wall=times[-1],
+            validation=self._validation_score(rows[:, _VALIDATION]),
+            partial=position.step > 0,
+        )
+        if self._comm.rank == 0:
+            self._run.append(record)
+        return record
+
+    def _validate(self) -> list[float]:
+        """Loss, tally, samples and seconds of this rank's part of the validation; zeros where there is none."""
+        if self._evaluator is None:
+            return [0.0] * 4
+        began = perf_counter()
+        sums = self._evaluator.sums(self.learner.network, self.learner.step, self.learner.objective)
+        return [*sums, perf_counter() - began]
+
+    def _score(self, sums: list[float], seconds: float | None = None) -> Score:
+        samples = round(sums[2])
+        measure = {self.learner.objective.measure: self.learner.objective.value(sums[1], samples)}
+        return Score(loss=sums[0] / samples, samples=samples, seconds=seconds, **measure)
+
+    def _validation_score(self, rows: torch.Tensor) -> Score | None:
+        if self._evaluator is None:
+            return None
+        return self._score(rows[:, :3].sum(0).tolist(), seconds=float(rows[:, 3].max()))
+
+    def _check_finite(self, epoch: int, losses: list[float]) -> None:
+        """Stop when a loss, or a weight, is no longer a number; every rank sees the same and raises the same."""
+        bad = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
+        if not bad and bool(torch.isfinite(self.learner.arena.weights.sum())):
+            return
+        where = f"on rank {', '.join(map(str, bad[:8]))}" if bad else "in the weights, on every rank"
+        last = checkpoints.newest(self._run.checkpoints)
+        good = f"the last good checkpoint is {last.path}" if last else "there is no checkpoint yet"
+        raise AgreedError(
+            DivergedError(
+                f"the loss of epoch {epoch + 1} is not a number {where}; {good}: lower optim.rate, or warm up (optim.warmup_epochs)"
+            )
+        )
+
+    def _save(self, position: Position) -> None:
+        learner = self.learner
+        checkpoints.save(
+            self._run.checkpoints,
+            position,
+            learner.arena,
+            learner.network,
+            comm=self._comm,
+            replicas=self._job.replicas,
+            momenta=learner.momentum.stored(),
+            keep=self._config.checkpoint.keep,
+        )
+
+
+def _make_clock(device: torch.device) -> PhaseClock:
+    return HostClock() if device.type == "cpu" else DeviceClock(lambda: torch.cuda.Event(enable_timing=True))
+
+
+def _make_evaluator(job: Job, comm: Communicator) -> Evaluator | None:
+    if job.config.validate == "none" or "validation" not in job.dataset.manifest.parts:
+        return None
+    return Evaluator(
+        job.dataset.part("validation"),
+        comm,
+        how=job.config.validate,
+        batch=max(job.config.batch, 64),
+        device=job.device,
+        cached=job.placement.kind == "device",
+    )

@@ -1,0 +1,70 @@
+"""Every error that DeepEx raises on purpose.
+
+    DeepexError
+    ├── UserError            exit code 2: the caller can mend it; the message says what was received, the rule, the remedy
+    │   ├── ConfigError      a key, a value or a combination of them
+    │   ├── DataError        a dataset or an input file
+    │   ├── RunError         a run directory or a checkpoint
+    │   └── UnknownName      a look-up that failed; lists the choices
+    └── FailureError         exit code 1: the run went wrong
+        ├── DivergedError    the loss is no longer a number
+        ├── StorageError     a file could not be written
+        └── CommError        a communicator could not be built or broke
+
+>>> raise UnknownName("network", "resnt18", ["lenet", "resnet18"])
+Traceback (most recent call last):
+deepex.errors.UnknownName: unknown network 'resnt18'; did you mean resnet18? There are: lenet, resnet18
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class DeepexError(Exception):
+    """Anything DeepEx raises on purpose. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class UserError(DeepexError):
+    """The caller can mend this. No traceback is shown for it."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A configuration key, value or combination that breaks a rule."""
+
+
+class DataError(UserError):
+    """A dataset or input file that cannot be used; the message names the file."""
+
+
+class RunError(UserError):
+    """A run directory or checkpoint that cannot be used as asked."""
+
+
+class UnknownName(UserError):  # noqa: N818 - reads better where it is raised
+    """A name that is not in the table it was looked up in."""
+
+    def __init__(self, what: str, value: str, choices: Iterable[str]) -> None:
+        names = sorted(choices)
+        near = get_close_matches(value, names, n=3, cutoff=0.6)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
+        super().__init__(f"unknown {what} {value!r}{hint} There are: {', '.join(names)}")
+
+
+class FailureError(DeepexError):
+    """The run itself went wrong."""
+
+
+class DivergedError(FailureError):
+    """The loss stopped being a number."""
+
+
+class StorageError(FailureError):
+    """A file could not be written; what was on disk before is still whole."""
+
+
+class CommError(FailureError):
+    """A communicator could not be built, or broke."""

@@ -1,0 +1,28 @@
+"""Complete runs: recipes by name, and `train`, which joins networks, data and engine.
+
+    config = recipe("fashion", {"epochs": 5, "sync.period": 16})
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from deepex.engine.config import RunConfig
+from deepex.errors import UnknownName
+from deepex.recipes.fashion import fashion, fashion_cvae, fashion_resnet
+from deepex.recipes.train import resumed_config, train
+from deepex.record.table import from_table, set_values, to_table
+
+__all__ = ["RECIPES", "recipe", "resumed_config", "train"]
+
+RECIPES: Final[dict[str, Callable[[], RunConfig]]] = {
+    "fashion": fashion,
+    "fashion-cvae": fashion_cvae,
+    "fashion-resnet": fashion_resnet,
+}
+
+
+def recipe(name: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
+    """The configuration of the recipe `name`, with `changes` to its keys, written with dots: {"sync.period": 16}."""
+    if name not in RECIPES:
+        raise UnknownName("recipe", name, RECIPES)
+    return from_table(RunConfig, set_values(to_table(RECIPES[name]()), changes or {}))

@@ -1,0 +1,72 @@
+"""From a name in the configuration to an initialised network: one of `deepex.nets`, or the user's own.
+
+    build_network(config, manifest)         # config.net = "resnet50" or "package.module:function"
+
+A user's function is called with those of `channels`, `size`, `classes` that it takes, and with `net_options`.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from deepex import nets
+from deepex.data.manifest import Manifest
+from deepex.engine.config import RunConfig
+from deepex.errors import ConfigError, UserError
+from deepex.nets.initialise import initialise
+
+
+def build_network(config: RunConfig, manifest: Manifest) -> nn.Module:
+    """Build the network for the samples of a dataset; its initial weights follow from the seed alone."""
+    channels, height, width = manifest.shape
+    shape: dict[str, Any] = {"channels": channels, "size": (height, width), "classes": max(len(manifest.classes), 1)}
+    before = torch.random.get_rng_state()
+    torch.manual_seed(config.seed)
+    try:
+        if ":" in config.net:
+            network = _build_own(config, shape)
+        else:
+            network = nets.build(config.net, **shape, **config.net_options)
+        if config.init != "default":
+            initialise(network, config.init)
+    finally:
+        torch.random.set_rng_state(before)
+    return network
+
+
+def _build_own(config: RunConfig, shape: dict[str, Any]) -> nn.Module:
+    function = _find(config.net)
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    given = {name: value for name, value in shape.items() if takes_any or name in parameters}
+    try:
+        network = function(**given, **config.net_options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"net {config.net!r} was called with {given | config.net_options} and raised {type(error).__name__}: {error}; mend it there"
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"net {config.net!r} returned {type(network).__name__}; it must return a torch.nn.Module")
+    return network
+
+
+def _find(path: str) -> Callable[..., Any]:
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"net is {path!r}, but {module_name!r} cannot be imported ({error}); it must be package.module:function, found from the "
+            "current directory or PYTHONPATH"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"net is {path!r}, but {module_name} has no function {name!r}")
+    found: Callable[..., Any] = function
+    return found

@@ -1,0 +1,173 @@
+"""`deepex.train`: one run, from a configuration and a communicator to a run directory."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from deepex.comm import Communicator, as_communicator, choose, connect
+from deepex.comm.together import AgreedError, abort_on_failure, together
+from deepex.engine import checkpoint as checkpoints
+from deepex.engine.config import RunConfig
+from deepex.engine.job import Job
+from deepex.engine.trainer import Outcome, Trainer
+from deepex.engine.watch import Watcher
+from deepex.errors import DataError, RunError
+from deepex.machine import describe
+from deepex.machine.hardware import describe_cpu
+from deepex.recipes.job import choices, make_job, pick_device
+from deepex.record import RunDirectory
+from deepex.record.files import write_text
+from deepex.record.run import refuse_existing_run
+from deepex.record.table import dump_toml, from_table, to_table
+
+
+def train(
+    config: RunConfig,
+    comm: Any = None,  # noqa: ANN401 - ours or mpi4py's
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+) -> RunDirectory:
+    """Train what `config` says on the ranks of `comm`, and give back the run directory `out`.
+
+    Collective over `comm`: any mpi4py communicator, a split one too; ranks outside it are not touched. None takes all ranks that the
+    launcher started. `resume` continues the run in `out`. A mistake that can be mended is raised on every rank; a rank that fails
+    in the middle takes the job down (MPI_Abort), because the others would wait for it forever.
+    """
+    device = pick_device(config.device, 0).type
+    communicator = connect(config.comm, device=device) if comm is None else as_communicator(comm)
+    path = Path(communicator.gather(str(out or _default_out(config)))[0])
+    try:
+        with abort_on_failure(communicator, _say, lambda text: _log(path, communicator.rank, text)):
+            return _train(config, communicator, path, resume=resume, watcher=watcher or Watcher())
+    finally:
+        if communicator is not comm:
+            with suppress(Exception):  # while an error is on its way, that error matters
+                communicator.close()
+
+
+def _train(config: RunConfig, comm: Communicator, path: Path, *, resume: bool, watcher: Watcher) -> RunDirectory:
+    checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
+    job = together(comm, lambda: make_job(config, comm))
+    if config.verify:
+        together(comm, lambda: _verify(job, comm))
+    threads = config.threads or (1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size))
+    with _settings(config, job, threads):
+        chosen = choose(config.comm, place=comm.place, device=job.device.type) if config.comm == "auto" else None
+        reason = chosen.reason if chosen is not None and chosen.kind == comm.kind else "asked for"
+        state = choices(job, comm, reason=reason, threads=threads)
+        machines = [m for m in comm.gather(describe(path.parent, os.environ) if comm.place.local_rank == 0 else None) if m]
+        run = together(comm, lambda: _open(path, job, state, machines if comm.rank == 0 else None, resume=resume))
+        began = perf_counter()
+        trainer = Trainer(job, comm, run, watcher)
+        position = together(comm, lambda: trainer.load(checkpoint))
+        if comm.rank == 0:
+            run.forget_after(position.epoch)
+            run.set_state(setup_seconds=perf_counter() - began, arena_bytes=trainer.learner.arena.memory.nbytes)
+            watcher.began(run.state)
+        try:
+            outcome = trainer.run(position)
+        except AgreedError as agreed:
+            _note_end(run, comm, "failed", str(agreed))
+            raise
+        _finish(trainer, job, comm, run, outcome)
+        if comm.rank == 0:
+            watcher.ended(outcome.status, outcome.reason)
+        comm.barrier()
+    return run
+
+
+def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.Checkpoint | None:
+    if not resume:
+        refuse_existing_run(path)
+        return None
+    state = RunDirectory.open(path).state
+    if config.replicas not in (0, state["replicas"]):
+        raise RunError(f"{path} was trained with {state['replicas']} replicas; it cannot go on with {config.replicas}")
+    return checkpoints.newest(path / "checkpoints")
+
+
+def _verify(job: Job, comm: Communicator) -> None:
+    bad = job.dataset.verify(comm.rank, comm.size)
+    if bad:
+        more = f" (and {len(bad) - 1} more: see `deepex data verify`)" if len(bad) > 1 else ""
+        raise DataError(f"{bad[0]}{more}; pack the dataset again or copy it anew, or train on it as it is with verify=false")
+
+
+def _open(path: Path, job: Job, state: dict[str, Any], machines: list[Any] | None, *, resume: bool) -> RunDirectory:
+    """Make the run directory, or note in it that the run goes on; only rank 0 has `machines` and writes."""
+    if machines is None:
+        return RunDirectory(path)
+    config = to_table(dataclasses.replace(job.config, replicas=job.replicas, data=_absolute(job.config.data)))
+    if not resume:
+        return RunDirectory.create(path, config, machines, state)
+    run = RunDirectory.open(path)
+    write_text(path / "config.toml", dump_toml(config))
+    run.set_state(status="running", resumed=[*run.state.get("resumed", []), state["ranks"]], **state)
+    return run
+
+
+def _finish(trainer: Trainer, job: Job, comm: Communicator, run: RunDirectory, outcome: Outcome) -> None:
+    if comm.rank == 0 and outcome.status == "finished":
+        checkpoints.save_weights(run.path / "weights.safetensors", trainer.learner.arena, job.network)
+    _note_end(run, comm, outcome.status, outcome.reason)
+
+
+def _note_end(run: RunDirectory, comm: Communicator, status: str, reason: str) -> None:
+    if comm.rank == 0:
+        run.set_state(status=status, reason=reason)
+
+
+@contextmanager
+def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[None]:
+    """The process-wide switches of torch that a run needs; put back afterwards, because the process may be the caller's."""
+    before = (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.allow_tf32,
+    )
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(config.deterministic)
+    torch.backends.cudnn.benchmark = not config.deterministic
+    torch.backends.cudnn.allow_tf32 = False
+    if job.device.type == "cuda":
+        torch.cuda.set_device(job.device)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1])
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = before[2:]
+
+
+def _default_out(config: RunConfig) -> Path:
+    return Path("runs") / f"{config.net.replace(':', '-')}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def _absolute(data: str) -> str:
+    return data if data.startswith("sample:") else str(Path(data).resolve())
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"deepex: {message}\n")
+    sys.stderr.flush()
+
+
+def _log(path: Path, rank: int, text: str) -> None:
+    with suppress(OSError):
+        (path / f"failure-rank{rank}.txt").write_text(text, encoding="utf-8")
+
+
+def resumed_config(path: Path, changes: dict[str, Any]) -> RunConfig:
+    """The configuration of the run in `path`, with `changes` to its table."""
+    return from_table(RunConfig, {**RunDirectory.open(path).config, **changes})

@@ -1,0 +1,128 @@
+"""Where the time of an epoch goes: one clock per rank, five phases, read once per epoch.
+
+    clock = HostClock()
+    clock.start()
+    batch = next(feed);  clock.mark(INPUT)
+    loss = net(batch);   clock.mark(FORWARD)
+    clock.seconds()      # {"input": 0.01, "forward": 0.2, ...}
+
+`mark` attributes everything since the last mark to a phase. On a CPU it costs one `perf_counter`; on an accelerator it records an
+event and nobody waits for it: the events are read when the epoch is over.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final, Protocol
+
+PHASES: Final = ("input", "forward", "backward", "update", "sync")
+INPUT, FORWARD, BACKWARD, UPDATE, SYNC = range(len(PHASES))
+COMPUTE: Final = ("forward", "backward", "update")
+
+
+class Event(Protocol):
+    """What a device event must offer; `torch.cuda.Event(enable_timing=True)` does."""
+
+    def record(self) -> None:
+        """Put the event into the device's queue."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has reached the event."""
+
+    def elapsed_time(self, end_event: "Event") -> float:
+        """Milliseconds from this event to `end_event`."""
+
+
+class PhaseClock(ABC):
+    """Seconds per phase since the last `reset`."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin timing here: what passed since the last mark belongs to no phase."""
+
+    @abstractmethod
+    def mark(self, phase: int) -> None:
+        """Attribute the time since the last mark or start to `phase`."""
+
+    @abstractmethod
+    def seconds(self) -> dict[str, float]:
+        """Seconds per phase. May wait for the device: call it once per epoch."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget everything measured so far."""
+
+
+class HostClock(PhaseClock):
+    """Phases by `perf_counter`, for work that is done when the call returns."""
+
+    def __init__(self) -> None:
+        self._seconds = [0.0] * len(PHASES)
+        self._last = perf_counter()
+
+    def start(self) -> None:  # noqa: D102 - see the base
+        self._last = perf_counter()
+
+    def mark(self, phase: int) -> None:  # noqa: D102
+        now = perf_counter()
+        self._seconds[phase] += now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:  # noqa: D102
+        return dict(zip(PHASES, self._seconds, strict=True))
+
+    def reset(self) -> None:  # noqa: D102
+        self._seconds = [0.0] * len(PHASES)
+
+
+class DeviceClock(PhaseClock):
+    """Phases by device events. `make_event` makes one; events are kept and used again in the next epoch.
+
+    A host-side wait between two marks (a blocking collective) counts too: both events sit in the device's queue in order, so the
+    device's idle time while the host waits lies between them.
+    """
+
+    _START: Final = -1
+
+    def __init__(self, make_event: Callable[[], Event]) -> None:
+        self._make_event = make_event
+        self._events: list[Event] = []
+        self._phases: list[int] = []
+
+    def start(self) -> None:  # noqa: D102
+        self.mark(self._START)
+
+    def mark(self, phase: int) -> None:  # noqa: D102
+        used = len(self._phases)
+        if used == len(self._events):
+            self._events.append(self._make_event())
+        self._events[used].record()
+        self._phases.append(phase)
+
+    def seconds(self) -> dict[str, float]:  # noqa: D102
+        total = [0.0] * len(PHASES)
+        if self._phases:
+            self._events[len(self._phases) - 1].synchronize()
+        for index, phase in enumerate(self._phases):
+            if phase != self._START:
+                total[phase] += self._events[index - 1].elapsed_time(self._events[index]) / 1000.0
+        return dict(zip(PHASES, total, strict=True))
+
+    def reset(self) -> None:  # noqa: D102
+        self._phases.clear()
+
+
+class NoClock(PhaseClock):
+    """Measures nothing: the other side of the benchmark that shows what measuring costs."""
+
+    def start(self) -> None:  # noqa: D102
+        return
+
+    def mark(self, phase: int) -> None:  # noqa: D102
+        return
+
+    def seconds(self) -> dict[str, float]:  # noqa: D102
+        return dict.fromkeys(PHASES, 0.0)
+
+    def reset(self) -> None:  # noqa: D102
+        return

@@ -1,0 +1,69 @@
+"""Writes that a kill cannot break: a file is either the old one or the new one, whole.
+
+>>> write_text(Path("run/run.json"), "{}")
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deepex.errors import RunError, StorageError
+
+
+def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it into place."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        write(temporary)
+        _flush(temporary)
+        temporary.replace(path)
+        _flush(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(path, error) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text`, atomically."""
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace `path` by the JSON of `value`, atomically."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
+    """Read a JSON file; a damaged one is named with the offset of the damage."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is damaged at offset {error.pos}: {error.msg}; restore it or start a new run") from error
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """The failure of a write, with what is free and what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
+        advice = f"{free / 1e6:.1f} MB are free there: free space or raise the quota, or choose another --out"
+    else:
+        advice = "check that the directory exists, is writable and is mounted"
+    return StorageError(f"cannot write {path}: {error.strerror or error}; {advice}")
+
+
+def _write_text(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _flush(path: Path) -> None:
+    """Force a file or a directory entry to the disk. A rename alone may reach it before the data does."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

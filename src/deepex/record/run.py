@@ -1,0 +1,184 @@
+"""The run directory: the one format that training writes and everything else reads.
+
+    run/
+      config.toml        every key; `deepex train run/config.toml` repeats the run
+      machine.json       hardware and versions of each host
+      run.json           status, why it ended, and what was chosen (ranks, replicas, communicator, placement …) with reasons
+      epochs.jsonl       one line per epoch: see EpochRecord
+      checkpoints/       *.safetensors with their *.json; the .json is written last and makes the checkpoint whole
+      weights.safetensors  the trained network, as plain named tensors, when the run has ended
+
+    run = RunDirectory.open(Path("runs/a"))
+    [epoch.loss for epoch in run.epochs()]
+
+Reading needs no torch and no MPI.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Self
+
+from deepex.errors import ConfigError, RunError
+from deepex.record.clock import COMPUTE, PHASES
+from deepex.record.files import read_json, storage_error, write_json, write_text
+from deepex.record.table import dump_toml, from_table, load_toml
+
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How well the network did over some samples. `error` (wrong / seen) or `rmse` is there, as the objective has it."""
+
+    loss: float
+    samples: int
+    error: float | None = None
+    rmse: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRecord:
+    """One epoch. `seconds` is its wall time on the slowest rank, without validation; `phases` has every rank's seconds in each phase.
+
+    `partial` marks an epoch whose times do not cover the whole of it, because the run was resumed in its middle.
+    `measured` is false for a predicted epoch.
+    """
+
+    epoch: int
+    samples: int
+    steps: int
+    syncs: int
+    rate: float
+    train: Score
+    seconds: float
+    phases: dict[str, list[float]]
+    wall: list[float]
+    validation: Score | None = None
+    partial: bool = False
+    measured: bool = True
+    finished: str = field(default_factory=lambda: now())
+
+    def phase_seconds(self, phase: str) -> float:
+        """Mean over ranks of the seconds in `phase`; `compute` is forward, backward and update together."""
+        names = COMPUTE if phase == "compute" else (phase,)
+        return sum(sum(self.phases[name]) / len(self.phases[name]) for name in names)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the epoch ran on."""
+        return len(self.wall)
+
+    def score(self, part: str, measure: str) -> float | None:
+        """Look up a measure (`loss`, `error`, `rmse`) of `train` or `validation`."""
+        score = self.train if part == "train" else self.validation
+        return None if score is None else getattr(score, measure)
+
+
+class RunDirectory:
+    """A run directory that exists. Make one with `create`, find one with `open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: dict[str, Any], machine: object, state: dict[str, Any]) -> Self:
+        """Start a run directory; one that already holds a run is refused, so that no run is lost."""
+        refuse_existing_run(path)
+        run = cls(path)
+        try:
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(path, error) from error
+        write_text(path / "config.toml", dump_toml(config))
+        write_json(path / "machine.json", machine)
+        run.set_state(schema=SCHEMA, status="running", started=now(), **state)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open a run for reading or resuming."""
+        if not (path / "run.json").is_file():
+            what = "does not exist" if not path.exists() else "has no run.json"
+            raise RunError(f"{path} is not a run directory: it {what}; give the directory that `deepex train --out` wrote")
+        run = cls(path)
+        schema = run.state.get("schema")
+        if schema != SCHEMA:
+            raise RunError(f"{path} has schema {schema!r}, this DeepEx reads {SCHEMA}; use the version that wrote it")
+        return run
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The whole configuration as a table."""
+        return load_toml(self.path / "config.toml")
+
+    @property
+    def machine(self) -> Any:  # noqa: ANN401 - JSON
+        """Hardware and versions."""
+        return read_json(self.path / "machine.json")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `run.json` says."""
+        state: dict[str, Any] = read_json(self.path / "run.json")
+        return state
+
+    def set_state(self, **changes: object) -> None:
+        """Change keys of `run.json`."""
+        before = self.state if (self.path / "run.json").is_file() else {}
+        write_json(self.path / "run.json", {**before, **changes})
+
+    def append(self, epoch: EpochRecord) -> None:
+        """Add one line to the record and force it to the disk."""
+        path = self.path / "epochs.jsonl"
+        line = json.dumps(asdict(epoch)) + "\n"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    def epochs(self) -> list[EpochRecord]:
+        """Every epoch that was written whole. A last line without its end was cut off by a kill and is no record."""
+        path = self.path / "epochs.jsonl"
+        if not path.is_file():
+            return []
+        *lines, _cut = path.read_text(encoding="utf-8").split("\n")
+        return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+
+    def forget_after(self, last: int) -> None:
+        """Drop the epochs after number `last` (and a cut-off line): a resumed run will write them again."""
+        kept = [json.dumps(asdict(epoch)) + "\n" for epoch in self.epochs() if epoch.epoch <= last]
+        write_text(self.path / "epochs.jsonl", "".join(kept))
+
+
+def refuse_existing_run(path: Path) -> None:
+    """Raise if `path` already holds a run."""
+    if (path / "run.json").exists():
+        raise RunError(f"{path} already holds a run; choose another --out, or continue it with --resume {path}")
+
+
+def now() -> str:
+    """Give the time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _parse(path: Path, number: int, line: str) -> EpochRecord:
+    try:
+        epoch = from_table(EpochRecord, json.loads(line))
+    except (ValueError, AttributeError, ConfigError) as error:
+        raise RunError(f"{path}, line {number} is damaged: {error}; delete the line or restore the file") from error
+    lengths = {len(epoch.phases.get(name, [])) for name in PHASES} | {len(epoch.wall)}
+    if lengths != {len(epoch.wall)}:
+        raise RunError(f"{path}, line {number} has phases of different numbers of ranks: {sorted(lengths)}")
+    return epoch

@@ -1,0 +1,174 @@
+"""How replicas agree: the weighted sum of one contiguous slice over all replicas of all ranks, in one collective.
+
+    agreement.begin()                 # each replica of the rank starts from what was last agreed
+    …steps…
+    agreement.add(share=0.125)        # share: this replica's part of all samples seen since the last sync
+    agreement.reach(comm, request)    # one collective; afterwards the slice holds the mean
+
+Three ways, chosen by `make_agreement`:
+- `InPlace`: one replica per rank. The collective works on the arena itself.
+- `Accumulated`: several replicas take turns on the arena. Two more slices, however many replicas: what was last agreed, and the
+  sum so far; at each sync they change roles.
+- `FixedPoint`: `deterministic`. The sum is taken in 64-bit fixed point, where the order of addition cannot matter, so the bits are
+  the same on any number of ranks.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Final, final
+
+import torch
+
+from deepex.comm.base import Communicator
+from deepex.errors import FailureError
+
+_FRACTION_BITS: Final = 40
+_LIMIT: Final = 2.0 ** (62 - _FRACTION_BITS)
+_CHUNK: Final = 1 << 20
+
+
+class Agreement(ABC):
+    """Brings a slice of the arena to its weighted mean over all replicas.
+
+    `agreed` is the slice; `own` the part of it that a replica's turn must start from (with gradients, that is the buffers alone,
+    because every step clears the gradients); `small` the part that no other pass over memory has scaled yet when `add` is told
+    that the bulk is `scaled`. `request` is the position in the slice of one number that is summed as it is: how a rank
+    tells the others, within the same collective, that it was asked to stop.
+    """
+
+    in_place = False
+
+    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, small: torch.Tensor, request: int) -> None:
+        self._agreed, self._own, self._small, self._request = agreed, own, small, request
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start a replica's turn from what was last agreed."""
+
+    @abstractmethod
+    def add(self, share: float, *, scaled: bool = False) -> None:
+        """Contribute the replica on the arena with weight `share`; `scaled`: all but `small` carries that factor already."""
+
+    @abstractmethod
+    def reach(self, comm: Communicator, request: float) -> None:
+        """Sum over the ranks; then the slice holds the mean, and at `request` the sum of the ranks' requests."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the buffer that one sync sums."""
+        return self._agreed.nbytes
+
+    @property
+    def requests(self) -> torch.Tensor:
+        """The sum of the ranks' requests at the last sync, on the device."""
+        return self._agreed[self._request]
+
+
+@final
+class InPlace(Agreement):
+    """One replica per rank: its arena is scaled where it lies and summed where it lies."""
+
+    in_place = True
+
+    def begin(self) -> None:  # noqa: D102 - see the base
+        return
+
+    def add(self, share: float, *, scaled: bool = False) -> None:  # noqa: D102
+        if share == 0:
+            self._agreed.zero_()
+        elif share != 1:
+            (self._small if scaled else self._agreed).mul_(share)
+
+    def reach(self, comm: Communicator, request: float) -> None:  # noqa: D102
+        self._agreed[self._request] = request
+        comm.sum(self._agreed)
+
+
+class _Turns(Agreement):
+    """What the two ways with a sum of their own have in common: each turn after the first restores what was agreed."""
+
+    _fresh = True
+
+    def begin(self) -> None:
+        if not self._fresh:
+            self._own.copy_(self._base())
+        self._fresh = False
+
+    @abstractmethod
+    def _base(self) -> torch.Tensor:
+        """What was last agreed, for `own`."""
+
+
+@final
+class Accumulated(_Turns):
+    """Several replicas per rank: `base` is what was agreed, `total` the sum of the turns so far."""
+
+    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, small: torch.Tensor, request: int) -> None:
+        super().__init__(agreed, own=own, small=small, request=request)
+        self._start = own.storage_offset() - agreed.storage_offset()
+        self._last, self._total = agreed.clone(), torch.empty_like(agreed)
+        self._empty = True
+
+    def add(self, share: float, *, scaled: bool = False) -> None:  # noqa: ARG002, D102
+        if self._empty:
+            torch.mul(self._agreed, share, out=self._total) if share else self._total.zero_()
+        elif share:
+            self._total.add_(self._agreed, alpha=share)
+        self._empty = False
+
+    def reach(self, comm: Communicator, request: float) -> None:  # noqa: D102
+        self._total[self._request] = request
+        comm.sum(self._total)
+        self._last, self._total = self._total, self._last
+        self._agreed.copy_(self._last)
+        self._empty = self._fresh = True
+
+    def _base(self) -> torch.Tensor:
+        return self._last[self._start : self._start + self._own.numel()]
+
+
+@final
+class FixedPoint(_Turns):
+    """Sums of integers, value · 2^40, on any number of replicas: associative, hence the same bits in any order.
+
+    Values must stay below 2^22 in size; what is smaller than 2^-41 rounds to zero, which float32 weights do not feel.
+    """
+
+    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, small: torch.Tensor, request: int) -> None:
+        super().__init__(agreed, own=own, small=small, request=request)
+        self._last = own.clone()
+        self._total = torch.zeros(agreed.numel(), dtype=torch.int64, device=agreed.device)
+
+    def add(self, share: float, *, scaled: bool = False) -> None:  # noqa: ARG002, D102
+        if share == 0:
+            return
+        if not bool(self._agreed.abs().amax() < _LIMIT):
+            raise FailureError(
+                f"a weight is not a number or larger than {_LIMIT:.0f}, which deterministic sums cannot hold: "
+                "lower optim.rate, or set deterministic=false"
+            )
+        for values, total in zip(self._agreed.split(_CHUNK), self._total.split(_CHUNK), strict=True):
+            total.add_(values.double().mul_(share).mul_(2.0**_FRACTION_BITS).round_().to(torch.int64))
+
+    def reach(self, comm: Communicator, request: float) -> None:  # noqa: D102
+        self._total[self._request] = round(request * 2.0**_FRACTION_BITS)
+        comm.sum(self._total)
+        for values, total in zip(self._agreed.split(_CHUNK), self._total.split(_CHUNK), strict=True):
+            values.copy_(total.double().mul_(2.0**-_FRACTION_BITS))
+        self._last.copy_(self._own)
+        self._total.zero_()
+        self._fresh = True
+
+    @property
+    def nbytes(self) -> int:  # noqa: D102
+        return self._total.nbytes
+
+    def _base(self) -> torch.Tensor:
+        return self._last
+
+
+def make_agreement(
+    agreed: torch.Tensor, *, own: torch.Tensor, small: torch.Tensor, request: int, replicas_per_rank: int, deterministic: bool
+) -> Agreement:
+    """Choose the way that fits; `deterministic` needs fixed point, several replicas per rank need an accumulator."""
+    kind = FixedPoint if deterministic else InPlace if replicas_per_rank == 1 else Accumulated
+    return kind(agreed, own=own, small=small, request=request)
