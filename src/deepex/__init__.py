@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepex.engine.config import RunConfig
-    from deepex.record import RunDirectory
     from deepex.recipes import recipe, train
+    from deepex.record import RunDirectory
 
 __all__ = ["RunConfig", "RunDirectory", "recipe", "train"]
 
@@ -25,7 +25,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562
+def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'deepex' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -49,7 +49,7 @@ def assert_samples(images: NDArray[np.float32], labels: NDArray[np.int64], numbe
 bounds = st.tuples(st.integers(0, COUNT), st.integers(0, COUNT)).map(sorted)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(bounds)
 def test_read_gives_fresh_arrays_of_any_range(packed: Path, bounds: list[int]) -> None:
     start, stop = bounds
@@ -60,7 +60,7 @@ def test_read_gives_fresh_arrays_of_any_range(packed: Path, bounds: list[int]) -
     assert_samples(images, labels, np.arange(start, stop))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(bounds)
 def test_read_into_fills_given_arrays_contiguous_or_not(packed: Path, bounds: list[int]) -> None:
     start, stop = bounds
@@ -192,7 +192,7 @@ def test_verify_is_content_with_a_whole_dataset(packed: Path) -> None:
     assert sum(blocks) == sum(path.stat().st_size for path in packed.glob("*.npy"))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(st.data())
 def test_a_flipped_byte_anywhere_is_found_by_exactly_one_rank(packed: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(packed.glob("*.npy"))))

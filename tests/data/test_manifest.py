@@ -102,7 +102,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.sampled_from(places(to_json(example()))), JSON)
 def test_any_wrong_value_is_a_data_error_or_another_valid_manifest(
     tmp_path_factory: pytest.TempPathFactory, place: tuple[Any, ...], value: Any

@@ -53,13 +53,13 @@ def numbered(count: int, shape: tuple[int, ...] = (2, 3)) -> tuple[Array, Array]
     return images, np.sort(np.arange(count) % 4)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_what_is_packed_is_read_back_with_its_labels(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     directory = tmp_path_factory.mktemp("any")
-    count = data.draw(st.integers(1, 30))
+    count = data.draw(st.integers(1, 12))
     shape = (count, data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5)), data.draw(st.sampled_from([1, 3, 4])))
     dtype = data.draw(st.sampled_from([np.uint8, np.float32]))
     finite = {"allow_nan": False, "allow_infinity": False} if dtype is np.float32 else {}
@@ -72,7 +72,7 @@ def test_what_is_packed_is_read_back_with_its_labels(
         validation=data.draw(st.floats(0, 0.99)),
         shuffle=data.draw(st.booleans()),
         seed=data.draw(st.integers(0, 2**40)),
-        file_bytes=data.draw(st.integers(1, 2000)),
+        file_bytes=data.draw(st.integers(1, 500)),
     )
     parts = everything(directory / "out")
     assert sum((multiset(*part) for part in parts.values()), Counter()) == multiset(images, labels)
@@ -97,7 +97,8 @@ def test_mean_and_deviation_are_those_of_the_mapped_train_part(
     train = everything(directory / "out")["train"][0].astype(np.float64)
     low, high = manifest.scale
     if images.dtype == np.float32:
-        assert (low, high) == (train.min(), train.max() if train.max() > train.min() else train.min() + 1)
+        least, greatest = train.min(), train.max()
+        assert (low, high) == (least, greatest if greatest > least else least + max(1, least))
     else:
         assert (low, high) == (0, 1 if train.max() <= 1 else 255)
     mapped = (train - low) / (high - low)
@@ -210,7 +211,8 @@ def test_the_layout_is_found_or_forced_and_stated(
         (np.int16, [-1, 255], "float32", (-1, 255)),
         (np.uint16, [0, 256], "float32", (0, 256)),
         (np.float64, [0.25, 0.5], "float32", (0.25, 0.5)),
-        (np.float16, [2, 2], "float32", (2, 3)),
+        (np.float16, [2, 2], "float32", (2, 4)),
+        (np.float32, [2.0**60, 2.0**60], "float32", (2.0**60, 2.0**61)),
     ],
 )
 def test_stored_type_and_scale(
@@ -353,7 +355,7 @@ BAD_IMAGES: dict[str, tuple[str, Any, str]] = {
     "gz without its end": ("i.gz", GZ[:-3], r"truncated at offset 28.*breaks off"),
     "short gz": ("i.gz", gzip.compress(IDX[:20]), r"truncated at offset 20: .*28 bytes.* 20 found"),
     "gz of a wrong sum": ("i.gz", GZ[:-8] + b"\0" * 8, "CRC"),
-    "gz damaged": ("i.gz", GZ[:12] + b"\xff" * 9 + GZ[21:], "is damaged"),
+    "gz damaged": ("i.gz", GZ[:10] + b"\xff" * 20, "is damaged"),
     "idx with more": ("i", IDX + b"more", "goes on at offset 28"),
     "wrong magic": ("i", b"\x12\x34\x56\x78" + IDX[4:], "magic number 0x12345678 at offset 0"),
     "labels as images": ("i", b"\0\0\x08\1\0\0\0\3abc", r"shape \(3,\); images must be \(n, height"),

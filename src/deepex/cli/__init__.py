@@ -31,15 +31,18 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object inste
 
 
 @app.command()
-def train(
+def train(  # noqa: PLR0917 - typer reads the options from the signature
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe's name (`--list` shows them) or a TOML file.")
+        str | None,
+        typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe's name (`--list` shows them) or a TOML file."),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Start this many ranks on this machine. Under mpiexec, srun, jsrun or torchrun leave it out.")
+        int | None,
+        typer.Option(help="Start this many ranks on this machine. Under mpiexec, srun, jsrun or torchrun leave it out."),
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(help="Copies of the network that learn on their own shards; a multiple of the ranks [default: ranks].")
+        int | None,
+        typer.Option(help="Copies of the network that learn on their own shards; a multiple of the ranks [default: ranks]."),
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="The run directory to write [default: runs/NET-TIME].")] = None,
     resume: Annotated[str | None, typer.Option(metavar="DIR", help="Continue the run in DIR from its last checkpoint.")] = None,
@@ -51,7 +54,6 @@ def train(
     """Train a network: from a packed dataset to a run directory.
 
     Examples:
-
       deepex train fashion --ranks 2
 
       deepex train fashion --ranks 4 --replicas 8 --set sync.period=16 --out runs/a
@@ -78,14 +80,14 @@ def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
     base: Annotated[str | None, typer.Option(metavar="RUN", help="Compare with this run: speedup and efficiency.")] = None,
     target: Annotated[
-        list[str] | None, typer.Option(help="Learning speedup to this target, e.g. 'validation error <= 0.2'; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Learning speedup to this target, e.g. 'validation error <= 0.2'; may be repeated."),
     ] = None,
     json: _Json = False,
 ) -> None:
     """Print a run: configuration, machine, phases per epoch, convergence; with --base, what it gained.
 
     Examples:
-
       deepex show runs/a
 
       deepex show runs/four --base runs/one --target "validation error <= 0.2"
@@ -138,5 +140,5 @@ def _fail(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _verb(name: str) -> Any:  # noqa: ANN401 - a module
+def _verb(name: str) -> Any:
     return import_module(f"deepex.cli.{name}")

@@ -46,24 +46,16 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
             "x_train, y_train, x_test, y_test, or images, labels.",
         ),
     ],
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The directory to make; it becomes a dataset in the last instant.")
-    ],
-    labels: Annotated[
-        Path | None, typer.Option(help="The labels of one IDX or .npy file of images.", show_default=False)
-    ] = None,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory to make; it becomes a dataset in the last instant.")],
+    labels: Annotated[Path | None, typer.Option(help="The labels of one IDX or .npy file of images.", show_default=False)] = None,
     validation: Annotated[
         str,
-        typer.Option(
-            help="A share of the train samples to set aside if the source has no validation part, or a file of images."
-        ),
+        typer.Option(help="A share of the train samples to set aside if the source has no validation part, or a file of images."),
     ] = "0.1",
     validation_labels: Annotated[
         Path | None, typer.Option(help="The labels of the file given by --validation.", show_default=False)
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Keep this many train samples, drawn at random.", show_default=False)
-    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Keep this many train samples, drawn at random.", show_default=False)] = None,
     validation_limit: Annotated[
         int | None, typer.Option(help="Keep this many validation samples, drawn at random.", show_default=False)
     ] = None,
@@ -71,19 +63,13 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
     seed: Annotated[int, typer.Option(help="Where the order is drawn from; the same seed packs the same files.")] = 1,
     given_order: Annotated[
         bool,
-        typer.Option(
-            "--given-order", help="Do not shuffle. Shards are then unfair if the source is sorted, by class or by time."
-        ),
+        typer.Option("--given-order", help="Do not shuffle. Shards are then unfair if the source is sorted, by class or by time."),
     ] = False,
     classes: Annotated[
         str | None,
-        typer.Option(
-            help="Names of the classes, from class 0: 'cat,dog', or @FILE with one on each line.", show_default=False
-        ),
+        typer.Option(help="Names of the classes, from class 0: 'cat,dog', or @FILE with one on each line.", show_default=False),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The dataset's name; by default that of SOURCE.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="The dataset's name; by default that of SOURCE.", show_default=False)] = None,
     scale: Annotated[
         tuple[float, float] | None,
         typer.Option(
@@ -95,9 +81,7 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
     ] = None,
     layout: Annotated[
         ArrayLayout | None,
-        typer.Option(
-            help="The order of the dimensions, where it cannot be guessed from 1, 3 or 4 channels.", show_default=False
-        ),
+        typer.Option(help="The order of the dimensions, where it cannot be guessed from 1, 3 or 4 channels.", show_default=False),
     ] = None,
     license_: Annotated[
         str | None,
@@ -176,9 +160,7 @@ def verify(directory: Dataset, as_json: Json = False) -> None:
     else:
         for message in bad:
             typer.echo(message)
-        typer.echo(
-            f"{directory}: {_num_files(dataset.manifest) - len(bad)} of {_num_files(dataset.manifest)} files are whole"
-        )
+        typer.echo(f"{directory}: {_num_files(dataset.manifest) - len(bad)} of {_num_files(dataset.manifest)} files are whole")
     if bad:
         raise typer.Exit(2)
 
@@ -214,20 +196,13 @@ def _show(directory: Path, manifest: "Manifest", *, as_json: bool) -> None:
     rows = {
         "dataset": f"{manifest.name} in {directory}",
         "images": f"{height} × {width}, {channels} channel{'s' * (channels > 1)}, {manifest.dtype}",
-        **{
-            f"part {name}": f"{part.count:,} images in {len(part.files)} files" for name, part in manifest.parts.items()
-        },
+        **{f"part {name}": f"{part.count:,} images in {len(part.files)} files" for name, part in manifest.parts.items()},
         "size": f"{_num_bytes(manifest) / 1e6:,.1f} MB",
         "classes": f"{len(manifest.classes)}: {_listed(manifest.classes)}" if manifest.classes else "none (no labels)",
         "order": f"{manifest.order}, seed {manifest.seed}",
         "values": f"{manifest.scale[0]:g} to {manifest.scale[1]:g} map to 0 to 1",
-        "mean, deviation": " · ".join(
-            f"{m:.4f}, {d:.4f}" for m, d in zip(manifest.mean, manifest.deviation, strict=True)
-        ),
-        **{
-            f"source {key}": _listed(value) if isinstance(value, list) else str(value)
-            for key, value in manifest.source.items()
-        },
+        "mean, deviation": " · ".join(f"{m:.4f}, {d:.4f}" for m, d in zip(manifest.mean, manifest.deviation, strict=True)),
+        **{f"source {key}": _listed(value) if isinstance(value, list) else str(value) for key, value in manifest.source.items()},
     }
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():

@@ -157,9 +157,7 @@ def _machine_rows(facts: Facts) -> list[tuple[str, str]]:
         ("gloo", "in torch" if facts["backends"]["gloo"] else "not in this torch"),
         (
             "software",
-            ", ".join(
-                f"{name} {versions[name]}" for name in ("deepex", "torch", "cuda", "python") if versions.get(name)
-            ),
+            ", ".join(f"{name} {versions[name]}" for name in ("deepex", "torch", "cuda", "python") if versions.get(name)),
         ),
         *([("job", f"{job['scheduler']} {job['id']}")] if job else []),
     ]

@@ -27,7 +27,7 @@ def make_watcher(config: RunConfig, *, quiet: bool) -> Watcher:
 
 
 class Bars(Watcher):
-    """Draws on `console`; at most five times a second, and from the training thread, so that no thread competes with a rank's core."""
+    """Draws on `console`, at most five times a second and from the training thread: no other thread competes for its core."""
 
     def __init__(self, console: Console, config: RunConfig) -> None:
         self._console, self._config = console, config

@@ -52,9 +52,7 @@ def summary(run: RunDirectory, speedups: Sequence[Speedup] = ()) -> dict[str, An
         "config": run.config,
         "epoch_seconds": epoch_seconds(epochs) if any(not e.partial for e in epochs) else None,
         "epochs": [asdict(epoch) for epoch in epochs],
-        "speedups": [
-            {**asdict(s), "per_epoch": s.per_epoch, "efficiency": s.efficiency, "learning": s.learning} for s in speedups
-        ],
+        "speedups": [{**asdict(s), "per_epoch": s.per_epoch, "efficiency": s.efficiency, "learning": s.learning} for s in speedups],
     }
 
 
@@ -70,14 +68,16 @@ def score_text(score: Score) -> str:
     return f"loss {score.loss:.4f} {measure}"
 
 
-def print_phases(console: Any, epochs: Sequence[EpochRecord]) -> None:  # noqa: ANN401 - rich's Console, imported on demand
+def print_phases(console: Any, epochs: Sequence[EpochRecord]) -> None:
     """Seconds per epoch in each phase: mean over ranks and epochs, the slowest rank, the share; with the paper's names."""
     from rich.table import Table
 
     steady = [epoch for epoch in epochs if epoch.epoch > 1 and not epoch.partial] or list(epochs)
     count = len(steady)
     wall = sum(sum(epoch.wall) / len(epoch.wall) for epoch in steady) / count
-    title = f"seconds per epoch, {steady[0].ranks} rank(s), {count} epoch(s)" + (", the first left out" if steady != list(epochs) else "")
+    title = f"seconds per epoch, {steady[0].ranks} rank(s), {count} epoch(s)" + (
+        ", the first left out" if steady != list(epochs) else ""
+    )
     table = Table(title=title, title_justify="left")
     for column in ("phase", "in the paper", "mean of ranks", "slowest rank", "share"):
         table.add_column(column, justify="left" if column in ("phase", "in the paper") else "right")
@@ -103,7 +103,7 @@ def _speedups(run: RunDirectory, base: RunDirectory, targets: Sequence[Target]) 
     return [compare(base.epochs(), run.epochs(), target) for target in targets or [None]]
 
 
-def _print_head(console: Any, run: RunDirectory) -> None:  # noqa: ANN401
+def _print_head(console: Any, run: RunDirectory) -> None:
     state, config = run.state, run.config
     lines = [
         f"run        {run.path}: {state['status']}{': ' + state['reason'] if state.get('reason') else ''}",
@@ -116,15 +116,18 @@ def _print_head(console: Any, run: RunDirectory) -> None:  # noqa: ANN401
         f"sync       {_pairs(config['sync'])}",
         f"seed       {config['seed']}{', deterministic' if config['deterministic'] else ''}",
     ]
-    for machine in run.machine[:4]:
-        lines.append(f"machine    {_machine_text(machine)}; {state['threads']} thread(s) per rank")
-    console.print("\n".join(lines), highlight=False, markup=False)
+    lines += [f"machine    {_machine_text(machine)}; {state['threads']} thread(s) per rank" for machine in run.machine[:4]]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def _machine_text(machine: dict[str, Any]) -> str:
     cpu, versions = machine.get("cpu", {}), machine.get("versions", {})
     gpus = [gpu.get("name", "GPU") for gpu in machine.get("gpus", [])]
-    parts = [str(machine.get("host")), f"{cpu.get('model') or cpu.get('architecture')}, {cpu.get('num_cores_usable')} core(s)", *gpus]
+    parts = [
+        str(machine.get("host")),
+        f"{cpu.get('model') or cpu.get('architecture')}, {cpu.get('num_cores_usable')} core(s)",
+        *gpus,
+    ]
     return ", ".join(parts) + f"; torch {versions.get('torch')}, mpi4py {versions.get('mpi4py')}, deepex {versions.get('deepex')}"
 
 
@@ -132,28 +135,48 @@ def _pairs(table: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in table.items())
 
 
-def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:  # noqa: ANN401
-    from rich.table import Table
-
-    table = Table(title="convergence and time", title_justify="left")
+def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
     measure = "error" if epochs[0].train.error is not None else "rmse"
-    for column in ("epoch", "loss", measure, "validation", "rate", "seconds", "img/s", *PHASES):
-        table.add_column(column, justify="right")
-    for epoch in _thinned(epochs):
-        validation = epoch.score("validation", measure)
-        table.add_row(
-            f"{epoch.epoch}{'*' if epoch.partial else ''}",
+    shown = _thinned(epochs)
+    rows = [
+        (
+            _number(epoch),
             f"{epoch.train.loss:.4f}",
             f"{epoch.score('train', measure):.4f}",
-            "" if validation is None else f"{validation:.4f}",
+            "" if epoch.validation is None else f"{epoch.score('validation', measure):.4f}",
             f"{epoch.rate:.4g}",
-            f"{epoch.seconds:.3f}",
             f"{epoch.samples / epoch.seconds:,.0f}",
-            *(f"{epoch.phase_seconds(name):.3f}" for name in PHASES),
         )
-    console.print(table)
+        for epoch in shown
+    ]
+    _print_table(console, "convergence", ("epoch", "loss", measure, f"validation {measure}", "rate", "img/s"), rows)
+    times = [
+        (
+            _number(epoch),
+            *(f"{epoch.phase_seconds(name):.3f}" for name in PHASES),
+            f"{epoch.seconds:.3f}",
+            str(epoch.syncs),
+        )
+        for epoch in shown
+    ]
+    _print_table(console, "seconds per phase, mean of ranks", ("epoch", *PHASES, "epoch takes", "syncs"), times)
     if any(epoch.partial for epoch in epochs):
         console.print("* resumed in its middle: its times do not cover all of it")
+
+
+def _print_table(console: Any, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _number(epoch: EpochRecord) -> str:
+    return f"{epoch.epoch}{'*' if epoch.partial else ''}"
 
 
 def _thinned(epochs: Sequence[EpochRecord], most: int = 40) -> Sequence[EpochRecord]:
@@ -162,7 +185,7 @@ def _thinned(epochs: Sequence[EpochRecord], most: int = 40) -> Sequence[EpochRec
     return [epoch for index, epoch in enumerate(epochs) if (len(epochs) - 1 - index) % stride == 0]
 
 
-def _print_speedup(console: Any, speedup: Speedup, base: str) -> None:  # noqa: ANN401
+def _print_speedup(console: Any, speedup: Speedup, base: str) -> None:
     console.print(
         f"speedup    {speedup.per_epoch:.2f}x per epoch on {speedup.ranks} rank(s), base {base} on {speedup.base_ranks} rank(s) "
         f"({speedup.base_epoch_seconds:.3f} s → {speedup.epoch_seconds:.3f} s); efficiency {speedup.efficiency:.0%}",

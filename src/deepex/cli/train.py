@@ -43,7 +43,7 @@ def train(
         sys.stdout.write(json_module.dumps(summary(run)) + "\n")
 
 
-def _config(recipe: str | None, resume: str | None, replicas: int | None, assignments: Sequence[str]) -> Any:  # noqa: ANN401
+def _config(recipe: str | None, resume: str | None, replicas: int | None, assignments: Sequence[str]) -> Any:
     """Read the recipe, the file or the run to resume, with what the command line changes."""
     from deepex.engine.config import RunConfig
     from deepex.record import RunDirectory

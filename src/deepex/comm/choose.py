@@ -1,7 +1,7 @@
 """Which communicator this job gets, and why.
 
-    comm = connect("auto", device="cuda", environ=os.environ)
-    choose("auto", place=place, device="cpu").reason     # "4 ranks on CPUs: the machine's MPI"
+comm = connect("auto", device="cuda", environ=os.environ)
+choose("auto", place=place, device="cpu").reason     # "4 ranks on CPUs: the machine's MPI"
 """
 
 import os
@@ -25,9 +25,7 @@ class Choice:
     reason: str
 
 
-def choose(
-    kind: str = "auto", *, place: Place, device: str, mpi_cuda_aware: bool | None = None, num_devices: int = 1
-) -> Choice:
+def choose(kind: str = "auto", *, place: Place, device: str, mpi_cuda_aware: bool | None = None, num_devices: int = 1) -> Choice:
     """Choose a kind for a job whose ranks compute on `device` ("cpu" or "cuda"), `num_devices` of them per node."""
     if kind not in KINDS:
         raise UnknownName("communicator", kind, KINDS)
@@ -71,7 +69,7 @@ def connect(kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, st
     return DistributedCommunicator(chosen, bootstrap=None if "MASTER_ADDR" in os.environ else MpiCommunicator())
 
 
-def as_communicator(comm: Any) -> Communicator:  # noqa: ANN401 - a Communicator or any mpi4py communicator
+def as_communicator(comm: Any) -> Communicator:
     """Take what a caller hands over: one of ours as it is, an mpi4py communicator wrapped."""
     if isinstance(comm, Communicator):
         return comm

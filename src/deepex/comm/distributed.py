@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from deepex.comm.base import Communicator, check_tensor, node_numbers
 from deepex.comm.place import Place, find_place
@@ -29,7 +30,7 @@ class DistributedCommunicator(Communicator):
     A default group that the caller made is used as it is and left open by `close`.
     """
 
-    def __init__(self, kind: str, *, bootstrap: Communicator | None = None, group: Any = None) -> None:  # noqa: ANN401
+    def __init__(self, kind: str, *, bootstrap: Communicator | None = None, group: Any = None) -> None:
         self.kind = kind
         self._bootstrap = bootstrap
         self._owns_world = group is None and not dist.is_initialized()
@@ -101,10 +102,10 @@ def _start(kind: str, bootstrap: Communicator | None) -> None:
         dist.init_process_group(backend, rank=place.rank, world_size=place.size, timeout=_TIMEOUT)
         return
     rank, size = bootstrap.rank, bootstrap.size
-    store = dist.TCPStore("localhost", 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
+    store = distributed_c10d.TCPStore("localhost", 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
     one_node = bootstrap.place.num_nodes == 1
     host = "localhost" if one_node else socket.getfqdn()
     address = bootstrap.gather([host, store.port] if store is not None else None)[0]
     if store is None:
-        store = dist.TCPStore(address[0], address[1], size, is_master=False)
+        store = distributed_c10d.TCPStore(address[0], address[1], size, is_master=False)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)

@@ -43,7 +43,8 @@ def launcher_prefix(ranks: int) -> tuple[list[str], dict[str, str]]:
     except (ImportError, RuntimeError) as error:
         raise CommError(f"no MPI library could be loaded: {error}; install one with `pip install mpich`") from error
     name = identify(MPI.Get_library_version())[0]
-    mpiexec = find_mpiexec(library_path(), name)
+    library = library_path()
+    mpiexec = find_mpiexec(library, name) if library is not None else None
     if mpiexec is None:
         raise CommError(f"no launcher of {name} was found; install one with `pip install mpich`, or load the site's MPI module")
     if name == "Open MPI":

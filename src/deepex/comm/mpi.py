@@ -29,7 +29,7 @@ _TYPES: Final = {
 }
 
 
-def start_mpi(thread_level: str = "FUNNELED") -> Any:  # noqa: ANN401 - the mpi4py module
+def start_mpi(thread_level: str = "FUNNELED") -> Any:
     """Import mpi4py and initialise MPI if nobody has; return `mpi4py.MPI`."""
     import mpi4py
 
@@ -63,7 +63,7 @@ class MpiCommunicator(Communicator):
 
     kind = "mpi"
 
-    def __init__(self, comm: Any = None, *, thread_level: str = "FUNNELED", cuda_aware: bool | None = None) -> None:  # noqa: ANN401
+    def __init__(self, comm: Any = None, *, thread_level: str = "FUNNELED", cuda_aware: bool | None = None) -> None:
         self._mpi = start_mpi(thread_level)
         self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
         self._staging: torch.Tensor | None = None
@@ -116,7 +116,7 @@ class MpiCommunicator(Communicator):
         if not self._mpi.Is_finalized():
             self._comm.Free()
 
-    def _on_memory(self, tensor: torch.Tensor, call: Any) -> None:  # noqa: ANN401
+    def _on_memory(self, tensor: torch.Tensor, call: Any) -> None:
         """Run `call` on the tensor's memory. MPI knows no streams: what computes the tensor must have finished."""
         check_tensor(tensor)
         if tensor.device.type == "cpu":
@@ -150,6 +150,6 @@ class MpiCommunicator(Communicator):
         return [memory, tensor.numel() if count is None else count, getattr(self._mpi, name)]
 
 
-def _finalize(mpi: Any) -> None:  # noqa: ANN401
+def _finalize(mpi: Any) -> None:
     if not mpi.Is_finalized():
         mpi.Finalize()

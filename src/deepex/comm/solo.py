@@ -26,7 +26,7 @@ class SoloCommunicator(Communicator):
     def sum(self, tensor: torch.Tensor) -> None:  # noqa: D102 - see the base
         check_tensor(tensor)
 
-    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:  # noqa: D102, ARG002
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:  # noqa: D102
         check_tensor(tensor)
 
     def gather_rows(self, row: torch.Tensor) -> torch.Tensor:  # noqa: D102
@@ -35,7 +35,7 @@ class SoloCommunicator(Communicator):
     def barrier(self) -> None:  # noqa: D102
         return
 
-    def split(self, color: int, key: int = 0) -> "SoloCommunicator":  # noqa: D102, ARG002
+    def split(self, color: int, key: int = 0) -> "SoloCommunicator":  # noqa: D102
         return SoloCommunicator()
 
     def abort(self, code: int) -> None:  # noqa: D102

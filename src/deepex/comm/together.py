@@ -1,8 +1,8 @@
 """Errors in company: either every rank raises the same error, or the job ends at once with one message.
 
-    together(comm, lambda: open_dataset(path))     # a mistake that any rank finds becomes the error of all
-    with abort_on_failure(comm, say):              # from here on a failing rank takes the job down
-        train()
+together(comm, lambda: open_dataset(path))     # a mistake that any rank finds becomes the error of all
+with abort_on_failure(comm, say):              # from here on a failing rank takes the job down
+    train()
 """
 
 import socket

@@ -104,9 +104,7 @@ class PackedPart:
             self._read_images(file, first, images_out[target])
             labels_out[target] = self.open_labels(file)[first:last] if file.labels else 0
 
-    def gather(
-        self, indices: NDArray[np.integer[Any]], images_out: NDArray[Any], labels_out: NDArray[np.int64]
-    ) -> None:
+    def gather(self, indices: NDArray[np.integer[Any]], images_out: NDArray[Any], labels_out: NDArray[np.int64]) -> None:
         """Write the samples at `indices` (any order, repeated or not) into given arrays."""
         self._check_arrays(len(indices), images_out, labels_out)
         if len(indices) == 0:
@@ -115,9 +113,7 @@ class PackedPart:
         order = np.argsort(indices)
         ascending = indices[order]
         if ascending[0] < 0 or ascending[-1] >= self.count:
-            raise IndexError(
-                f"indices go from {ascending[0]} to {ascending[-1]}; samples are numbered 0 to {self.count - 1}"
-            )
+            raise IndexError(f"indices go from {ascending[0]} to {ascending[-1]}; samples are numbered 0 to {self.count - 1}")
         cuts = np.searchsorted(ascending, self._bounds)
         for k in np.flatnonzero(np.diff(cuts)):
             file, here = self.packed.files[k], slice(cuts[k], cuts[k + 1])
@@ -201,13 +197,9 @@ class PackedPart:
     def _check_arrays(self, count: int, images: NDArray[Any], labels: NDArray[np.int64]) -> None:
         shape = (count, *self.sample_shape)
         if images.shape != shape or images.dtype != self.dtype:
-            raise ValueError(
-                f"images_out is {images.dtype} of shape {images.shape}; it must be {self.dtype} of shape {shape}"
-            )
+            raise ValueError(f"images_out is {images.dtype} of shape {images.shape}; it must be {self.dtype} of shape {shape}")
         if labels.shape != (count,) or labels.dtype != np.int64:
-            raise ValueError(
-                f"labels_out is {labels.dtype} of shape {labels.shape}; it must be int64 of shape {(count,)}"
-            )
+            raise ValueError(f"labels_out is {labels.dtype} of shape {labels.shape}; it must be int64 of shape {(count,)}")
 
 
 def _fault(path: Path, digest: str, check: Callable[[], object], progress: Callable[[int], None] | None) -> str | None:

@@ -35,9 +35,7 @@ def read_idx(path: Path) -> NDArray[Any]:
     except (zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged: {error}; fetch it again") from error
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}; check its permissions and that it is a file"
-        ) from error
+        raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions and that it is a file") from error
 
 
 def _is_gzip(path: Path) -> bool:

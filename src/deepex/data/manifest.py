@@ -120,9 +120,7 @@ def from_json(value: object) -> Manifest:
         raise DataError(f"key 'format' must be {FORMAT!r}, so this is not the manifest of a packed dataset")
     version = table.pop("version", None)
     if isinstance(version, bool) or version != VERSION:
-        raise DataError(
-            f"key 'version' is {version!r}; this DeepEx reads version {VERSION}: use the DeepEx that packed it"
-        )
+        raise DataError(f"key 'version' is {version!r}; this DeepEx reads version {VERSION}: use the DeepEx that packed it")
     if "parts" in table:
         parts = _table(table["parts"], "key 'parts'")
         table["parts"] = {name: _part(part, f"parts.{name}") for name, part in parts.items()}
@@ -135,8 +133,7 @@ def _part(value: object, where: str) -> Part:
     if isinstance(files, list):
         places = [f"{where}.files[{index}]" for index in range(len(files))]
         table["files"] = [
-            from_table(PackedFile, _table(file, f"key {place!r}"), f"{place}.")
-            for file, place in zip(files, places, strict=True)
+            from_table(PackedFile, _table(file, f"key {place!r}"), f"{place}.") for file, place in zip(files, places, strict=True)
         ]
         # The annotation's own conversion would not know which file of the list a wrong key belongs to.
         count = from_table(_Count, {key: value for key, value in table.items() if key != "files"}, f"{where}.").count
@@ -223,11 +220,7 @@ def _problems_of_file(file: PackedFile, where: str, *, has_labels: bool) -> Iter
         yield f"key {where + '.count'!r} is {file.count}; a file has 1 sample or more"
     for key, value in (("labels", file.labels), ("labels_sha256", file.labels_sha256)):
         if (value is not None) != has_labels:
-            rule = (
-                "must be given because there are class names"
-                if has_labels
-                else "must be null because 'classes' is empty"
-            )
+            rule = "must be given because there are class names" if has_labels else "must be null because 'classes' is empty"
             yield f"key {where + '.' + key!r} is {value!r}; it {rule}"
     for key, name in (("images", file.images), ("labels", file.labels)):
         if name is not None and not _PLAIN_NAME.fullmatch(name):

@@ -49,13 +49,9 @@ def read_header(path: Path) -> NpyHeader:
     except FileNotFoundError:
         raise DataError(f"file {path} is missing; restore it or correct the name") from None
     except ValueError as error:
-        raise DataError(
-            f"{path} is not an array file (.npy): {error}; restore it or save it with numpy.save"
-        ) from error
+        raise DataError(f"{path} is not an array file (.npy): {error}; restore it or save it with numpy.save") from error
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}; check its permissions and that it is a file"
-        ) from error
+        raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions and that it is a file") from error
     expected = header.offset + math.prod(header.shape) * header.dtype.itemsize
     if found != expected:
         what = "truncated" if found < expected else "too long"

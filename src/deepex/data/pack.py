@@ -60,15 +60,11 @@ def pack(
     source, out = Path(source), Path(out)
     share, held_out = (0.0, Path(validation)) if isinstance(validation, Path | str) else (validation, None)
     files = _Files(source, _path(labels), held_out, _path(validation_labels))
-    _check_options(
-        share=share, seed=seed, limit=limit, validation_limit=validation_limit, file_bytes=file_bytes, scale=scale
-    )
+    _check_options(share=share, seed=seed, limit=limit, validation_limit=validation_limit, file_bytes=file_bytes, scale=scale)
     found = _read(files, layout)
     _check_agreement(found)
     class_names = _class_names(found, classes)
-    chosen = choose(
-        found, share=share, seed=seed, shuffle=shuffle, balance=balance, limit=limit, validation_limit=validation_limit
-    )
+    chosen = choose(found, share=share, seed=seed, shuffle=shuffle, balance=balance, limit=limit, validation_limit=validation_limit)
     dtype = stored_dtype(found)
     _prepare(out, files, overwrite=overwrite)
 
@@ -130,25 +126,22 @@ def _read(files: _Files, layout: Layout | None) -> Source:
         held_out = read_source(files.validation, labels=files.validation_labels, layout=layout)
         return Source(train=found.train, validation=held_out.train)
     if files.validation_labels is not None:
-        raise DataError(
-            f"validation labels {files.validation_labels} were given without validation images; name their file too"
-        )
+        raise DataError(f"validation labels {files.validation_labels} were given without validation images; name their file too")
     return found
 
 
 def _scale(dtype: np.dtype[Any], moments: Moments) -> tuple[float, float]:
     if dtype == np.uint8:
         return (0.0, 1.0) if moments.high <= 1 else (0.0, 255.0)
-    return (moments.low, moments.high) if moments.low < moments.high else (moments.low, moments.low + 1.0)
+    low, high = moments.low, moments.high
+    return (low, high) if low < high else (low, low + max(1.0, abs(low)))  # at 1e17, low + 1 is low
 
 
 def _class_names(source: Source, classes: Sequence[str] | None) -> tuple[str, ...]:
     present = [s.labels for s in (source.train, source.validation) if s is not None and s.labels is not None]
     if not present:
         if classes:
-            raise DataError(
-                f"{len(classes)} class names were given, but {source.train.path} has no labels; give labels too"
-            )
+            raise DataError(f"{len(classes)} class names were given, but {source.train.path} has no labels; give labels too")
         return ()
     greatest = max(int(labels.max()) for labels in present)
     if classes is None:
@@ -181,9 +174,7 @@ def _check_agreement(source: Source) -> None:
         )
     if (train.labels is None) != (validation.labels is None):
         without = train if train.labels is None else validation
-        raise DataError(
-            f"{without.path} has images without labels, but the other part has labels; give labels to both or none"
-        )
+        raise DataError(f"{without.path} has images without labels, but the other part has labels; give labels to both or none")
 
 
 def _check_options(
@@ -196,9 +187,7 @@ def _check_options(
     scale: tuple[float, float] | None,
 ) -> None:
     if not 0 <= share < 1:
-        raise DataError(
-            f"validation is {share}; it must be a share of the train samples, 0 or more and below 1, or a file"
-        )
+        raise DataError(f"validation is {share}; it must be a share of the train samples, 0 or more and below 1, or a file")
     if seed < 0:
         raise DataError(f"seed is {seed}; it must be 0 or more")
     for key, value in (("limit", limit), ("validation limit", validation_limit), ("file size", file_bytes)):
@@ -215,16 +204,10 @@ def _prepare(out: Path, files: _Files, *, overwrite: bool) -> None:
     for path in files:
         if path is not None and path.resolve().is_relative_to(out.resolve()):
             raise DataError(f"{path} lies in {out}, where files may be replaced; pack into another directory")
-    present = (
-        sorted(entry.name for entry in out.iterdir() if entry.name != f".{MARKER_NAME}.part") if out.is_dir() else []
-    )
+    present = sorted(entry.name for entry in out.iterdir() if entry.name != f".{MARKER_NAME}.part") if out.is_dir() else []
     interrupted = MARKER_NAME in present and FILE_NAME not in present
     if present and not interrupted and not overwrite:
-        what = (
-            "a packed dataset"
-            if FILE_NAME in present
-            else f"files that are not of a packed dataset, such as {present[0]}"
-        )
+        what = "a packed dataset" if FILE_NAME in present else f"files that are not of a packed dataset, such as {present[0]}"
         raise DataError(f"{out} has {what}; choose another directory or pass --overwrite")
     try:
         out.mkdir(parents=True, exist_ok=True)

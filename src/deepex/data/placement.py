@@ -1,6 +1,6 @@
 """Where a rank's samples live: chosen from what they need and what is free, and said why.
 
-    choose_placement("auto", samples_bytes=6e9, device="cuda", free_device_bytes=140e9, free_host_bytes=500e9).reason
+choose_placement("auto", samples_bytes=6e9, device="cuda", free_device_bytes=140e9, free_host_bytes=500e9).reason
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,7 @@ class Placement:
     reason: str
 
 
-def choose_placement(
-    asked: str, *, samples_bytes: int, device: str, free_device_bytes: int, free_host_bytes: int
-) -> Placement:
+def choose_placement(asked: str, *, samples_bytes: int, device: str, free_device_bytes: int, free_host_bytes: int) -> Placement:
     """Choose the fastest placement that fits in half of what is free; on a CPU, `device` is host memory without a worker thread."""
     size = f"{samples_bytes / 1e6:.1f} MB of samples per rank"
     if asked != "auto":

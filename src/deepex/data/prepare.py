@@ -1,7 +1,7 @@
 """From raw samples to a network's input, on the device: scale to 0…1, standardise, channels-last.
 
-    prepare = Prepare(manifest, standardise=True)
-    prepare(raw)        # uint8 (n, H, W, C) on any device → float32 (n, C, H, W)
+prepare = Prepare(manifest, standardise=True)
+prepare(raw)        # uint8 (n, H, W, C) on any device → float32 (n, C, H, W)
 """
 
 import torch

@@ -103,9 +103,7 @@ def _read_npz(path: Path, layout: Layout | None) -> Source:
                     "y_test), images (with labels) or x (with y): save it again with numpy.savez under these names"
                 )
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path} is not a whole array file (.npz): {error}; restore it or save it with numpy.savez"
-        ) from error
+        raise DataError(f"{path} is not a whole array file (.npz): {error}; restore it or save it with numpy.savez") from error
     pair = (path, None)
     train = _samples(arrays[0], arrays[1], path, pair, layout)
     if arrays[2] is None:
@@ -117,9 +115,7 @@ def _read_array(path: Path) -> NDArray[Any]:
     if not path.is_file():
         raise DataError(f"there is no file {path}; correct the name")
     if path.stat().st_size == 0:
-        raise DataError(
-            f"{path} is empty (0 bytes); it must be an IDX or .npy file with at least one value: fetch it again"
-        )
+        raise DataError(f"{path} is empty (0 bytes); it must be an IDX or .npy file with at least one value: fetch it again")
     if path.suffix in (".npy", ".npz") or _begins_with(path, b"\x93NUMPY"):
         return map_npy(path)
     return read_idx(path)
@@ -145,9 +141,7 @@ def _samples(
         shape = None if images is None else images.shape
         raise DataError(f"{path} has no images (shape {shape}); give a source with at least one")
     if images.dtype.kind not in "buif":
-        raise DataError(
-            f"{path} has values of type {images.dtype}; images must be integers or real numbers: convert them"
-        )
+        raise DataError(f"{path} has values of type {images.dtype}; images must be integers or real numbers: convert them")
     view, note = _to_nhwc(images, path, layout)
     names = tuple(file.name for file in files if file is not None)
     where = files[1] or path
@@ -168,9 +162,7 @@ def _to_nhwc(images: NDArray[Any], path: Path, layout: Layout | None) -> tuple[N
     else:
         reason = "as told by --layout"
     if len(shape) != len(layout):
-        raise DataError(
-            f"{path} has an array of shape {shape}; layout {layout} needs {len(layout)} dimensions: choose another"
-        )
+        raise DataError(f"{path} has an array of shape {shape}; layout {layout} needs {len(layout)} dimensions: choose another")
     note = f"{layout} {list(shape)}, {reason}"
     if layout == "NHW":
         return images[..., np.newaxis], note
@@ -199,18 +191,12 @@ def _checked_labels(labels: NDArray[Any], path: Path) -> NDArray[np.int64]:
     if labels.ndim == 2 and labels.shape[1] == 1:  # Keras keeps the labels of CIFAR as a column
         labels = labels[:, 0]
     if labels.ndim != 1:
-        raise DataError(
-            f"{path} has labels of shape {labels.shape}; they must be (n,), one class number per image: convert them"
-        )
+        raise DataError(f"{path} has labels of shape {labels.shape}; they must be (n,), one class number per image: convert them")
     if labels.dtype.kind not in "bui":
-        raise DataError(
-            f"{path} has labels of type {labels.dtype}; they must be integers, class numbers from 0: convert them"
-        )
+        raise DataError(f"{path} has labels of type {labels.dtype}; they must be integers, class numbers from 0: convert them")
     if labels.size and int(labels.min()) < 0:
         first = int(np.argmax(labels < 0))
-        raise DataError(
-            f"{path} has the label {labels[first]} at sample {first}; labels are class numbers from 0: renumber them"
-        )
+        raise DataError(f"{path} has the label {labels[first]} at sample {first}; labels are class numbers from 0: renumber them")
     return labels.astype(np.int64)
 
 

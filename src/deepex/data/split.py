@@ -62,9 +62,7 @@ def _first(order: NDArray[np.int64], samples: Samples, limit: int | None) -> NDA
 def _first_of_each_class(order: NDArray[np.int64], samples: Samples, limit: int | None) -> NDArray[np.int64]:
     """Take the first of each class, `limit` in all; where a class has too few the others make up for it."""
     if samples.labels is None:
-        raise DataError(
-            f"{samples.path} has no labels, so classes cannot be balanced; give labels or leave --balance out"
-        )
+        raise DataError(f"{samples.path} has no labels, so classes cannot be balanced; give labels or leave --balance out")
     # Number the samples of each class 0, 1, 2, …: the lowest numbers are equally many of each class.
     labels = samples.labels[order]
     by_class = np.argsort(labels, kind="stable")

@@ -56,9 +56,7 @@ class PartWriter:
             files.append(self._save(f"{part}-{number:05d}", images, picked.samples.labels, order))
         return Part(count=len(picked.order), files=tuple(files))
 
-    def _save(
-        self, stem: str, images: NDArray[Any], labels: NDArray[np.int64] | None, order: NDArray[np.int64]
-    ) -> PackedFile:
+    def _save(self, stem: str, images: NDArray[Any], labels: NDArray[np.int64] | None, order: NDArray[np.int64]) -> PackedFile:
         images_name, labels_name = f"{stem}.npy", f"{stem}-labels.npy"
         images_digest = write_npy(self.out / images_name, images)
         if labels is None:

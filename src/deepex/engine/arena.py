@@ -67,9 +67,7 @@ class Layout:
     def to_json(self) -> dict[str, Any]:
         """Names, shapes, strides and offsets, for the checkpoint's header."""
         regions = {"buffers": self.buffers, "weights": self.weights, "frozen": self.frozen}
-        slots = {
-            region: [[s.name, list(s.shape), list(s.stride), s.offset] for s in slots] for region, slots in regions.items()
-        }
+        slots = {region: [[s.name, list(s.shape), list(s.stride), s.offset] for s in slots] for region, slots in regions.items()}
         return {"dtype": self.dtype, **slots}
 
 
@@ -127,7 +125,11 @@ class Arena:
                 yield slot.name, slot.view(region)
 
     def _adopt(
-        self, module: nn.Module, parameters: dict[str, nn.Parameter], buffers: dict[str, torch.Tensor], device: torch.device
+        self,
+        module: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        buffers: dict[str, torch.Tensor],
+        device: torch.device,
     ) -> None:
         """Copy each tensor's initial values into its slot and make the module use the slot from now on."""
         for slot in self.layout.weights:
@@ -172,7 +174,7 @@ def _plan(
     )
 
 
-def _slots(tensors: Any, dtype: torch.dtype, channels_last: bool, start: int) -> tuple[Slot, ...]:  # noqa: ANN401
+def _slots(tensors: Any, dtype: torch.dtype, channels_last: bool, start: int) -> tuple[Slot, ...]:
     slots, offset = [], start
     for name, tensor in tensors.items():
         slots.append(
@@ -209,7 +211,7 @@ def _common_dtype(tensors: Iterator[tuple[str, torch.Tensor]]) -> torch.dtype:
 
 
 def _norm_types() -> Iterator[type[nn.Module]]:
-    yield from (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # noqa: SLF001 - base of all batch and instance norms
+    yield from (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def _replace_buffer(module: nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:

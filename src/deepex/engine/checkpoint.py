@@ -100,7 +100,7 @@ def save(
             "replicas": replicas,
             "momentum": "local" if momenta else "shared",
             "bytes": path.stat().st_size,
-            "crc32": zlib.crc32(state.numpy()),
+            "crc32": _checksum(state),
             "layout": arena.layout.to_json(),
         }
         write_json(path.with_suffix(".json"), header)
@@ -130,7 +130,7 @@ def restore(checkpoint: Checkpoint, arena: Arena, network: nn.Module) -> None:
     _check_layout(checkpoint, arena)
     tensors = _read(checkpoint.path)
     state = tensors["arena"]
-    if zlib.crc32(state.numpy()) != checkpoint.header["crc32"]:
+    if _checksum(state) != checkpoint.header["crc32"]:
         raise RunError(
             f"checkpoint {checkpoint.path} is damaged: its checksum does not match; delete "
             f"{checkpoint.path.with_suffix('.json').name} to resume from the checkpoint before"
@@ -153,7 +153,10 @@ def save_weights(path: Path, arena: Arena, network: nn.Module) -> None:
     """Write the network as plain named tensors, for `network.load_state_dict(safetensors.torch.load_file(path))`."""
     tensors = {name: tensor.cpu().contiguous() for name, tensor in arena.named_tensors()}
     owned = {id(value): name for name, value in (*network.named_parameters(), *network.named_buffers())}
-    for name, value in (*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)):
+    for name, value in (
+        *network.named_parameters(remove_duplicate=False),
+        *network.named_buffers(remove_duplicate=False),
+    ):
         if name not in tensors:  # a tied name, or a counter
             tied = tensors.get(owned[id(value)])
             tensors[name] = value.detach().cpu().contiguous() if tied is None else tied.clone()
@@ -176,6 +179,10 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise RunError(f"checkpoint file {path} cannot be read: {error}; restore it or resume an earlier one") from error
+
+
+def _checksum(state: torch.Tensor) -> int:
+    return zlib.crc32(state.numpy().data)
 
 
 def _counters(network: nn.Module) -> list[tuple[str, torch.Tensor]]:

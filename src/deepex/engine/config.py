@@ -1,7 +1,7 @@
 """A run's whole configuration: the plain composition of what each component owns.
 
-    config = RunConfig(net="lenet", data="sample:fashion", epochs=5)
-    from_table(RunConfig, to_table(config)) == config
+config = RunConfig(net="lenet", data="sample:fashion", epochs=5)
+from_table(RunConfig, to_table(config)) == config
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Validation with agreed weights: the forward phase alone, by all ranks in parallel or on rank 0 as in the paper.
 
-    evaluator = Evaluator(dataset.part("validation"), comm, step, …)
-    evaluator.sums()        # loss, tally and samples of this rank's part; the caller adds them over the ranks
+evaluator = Evaluator(dataset.part("validation"), comm, step, …)
+evaluator.sums()        # loss, tally and samples of this rank's part; the caller adds them over the ranks
 """
 
 import torch

@@ -39,9 +39,7 @@ class Learner:
         _check_network(job.network, job.replicas)
         self.arena = Arena(job.network, job.device, channels_last=job.channels_last)
         self.objective = make_objective(config.objective)
-        prepare = Prepare(
-            manifest, job.device, standardise=self.objective.standardise, channels_last=job.channels_last
-        )
+        prepare = Prepare(manifest, job.device, standardise=self.objective.standardise, channels_last=job.channels_last)
         self.step = EagerStep(self.network, self.objective, self.arena, prepare, precision=config.precision)
         self._updates_locally = config.sync.strategy == "weights"
         policy = config.sync.momentum if self._updates_locally and job.replicas > 1 else "average"
@@ -50,7 +48,11 @@ class Learner:
         self._schedule = Schedule(config.optim, epochs=config.epochs, total_batch=config.batch * job.replicas)
         self._rule = parse_period(config.sync.period or ("epoch" if self._updates_locally else 1))
         samples = Samples(
-            job.dataset.part("train"), self._shards, self.replicas, seed=config.seed, shuffled=manifest.order == "shuffled"
+            job.dataset.part("train"),
+            self._shards,
+            self.replicas,
+            seed=config.seed,
+            shuffled=manifest.order == "shuffled",
         )
         self.feed = make_feed(job.placement, samples, job.device)
         self._agreement: Agreement | None = None
@@ -93,7 +95,7 @@ class Learner:
     ) -> int:
         """Run the steps from `start` up to `stop` on every replica of this rank, then agree.
 
-        Gives the step reached: earlier than `stop` only for a run of one replica that was asked to stop; it need not wait for anyone.
+        Gives the step reached: earlier than `stop` only for a run of one replica that was asked to stop; nobody waits for it.
         """
         assert self._agreement is not None, "start comes first"
         alone = self._job.replicas == 1
@@ -151,7 +153,7 @@ class Learner:
 def _check_network(network: nn.Module, replicas: int) -> None:
     """Refuse what cannot be averaged."""
     for name, module in network.named_modules():
-        cumulative = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None  # noqa: SLF001
+        cumulative = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None
         if cumulative and module.track_running_stats and replicas > 1:
             raise ConfigError(
                 f"batch norm {name!r} has momentum None (a cumulative average), and the {replicas} replicas' counters cannot be "

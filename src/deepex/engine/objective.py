@@ -1,9 +1,9 @@
 """What the network learns: the loss that is minimised, and the measure that a person reads.
 
-    objective = make_objective("classify")
-    loss = objective.loss(output, images, labels)        # mean over the batch
-    wrong = objective.tally(output, images, labels)      # a sum over the batch, on the device
-    objective.measure, objective.value(wrong, samples)   # "error", wrong / seen
+objective = make_objective("classify")
+loss = objective.loss(output, images, labels)        # mean over the batch
+wrong = objective.tally(output, images, labels)      # a sum over the batch, on the device
+objective.measure, objective.value(wrong, samples)   # "error", wrong / seen
 """
 
 import math
@@ -23,11 +23,11 @@ class Objective(ABC):
     standardise: bool
 
     @abstractmethod
-    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Mean loss of the batch, in float32."""
 
     @abstractmethod
-    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The batch's contribution to the measure; a sum over samples, without gradient."""
 
     @abstractmethod
@@ -42,11 +42,13 @@ class Classify(Objective):
     measure = "error"
     standardise = True
 
-    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG002, D102
-        return functional.cross_entropy(output.float(), labels)
+    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        loss: torch.Tensor = functional.cross_entropy(output.float(), labels)
+        return loss
 
-    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG002, D102
-        return (output.detach().argmax(dim=1) != labels).sum()
+    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        wrong: torch.Tensor = output.detach().argmax(dim=1) != labels
+        return wrong.sum()
 
     def value(self, tally: float, samples: int) -> float:  # noqa: D102
         return tally / samples
@@ -63,7 +65,7 @@ class Reconstruct(Objective):
     measure = "rmse"
     standardise = False
 
-    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG002, D102
+    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: D102
         logits, *latent = output if isinstance(output, tuple) else (output,)
         loss = functional.binary_cross_entropy_with_logits(logits.float(), images, reduction="sum")
         if latent:
@@ -71,9 +73,10 @@ class Reconstruct(Objective):
             loss = loss - 0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
         return loss / len(images)
 
-    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG002, D102
+    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: D102
         logits = output[0] if isinstance(output, tuple) else output
-        return (logits.detach().float().sigmoid() - images).square().flatten(1).mean(1).sum()
+        squares: torch.Tensor = (logits.detach().float().sigmoid() - images).square()
+        return squares.flatten(1).mean(1).sum()
 
     def value(self, tally: float, samples: int) -> float:  # noqa: D102
         return math.sqrt(tally / samples)

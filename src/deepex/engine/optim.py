@@ -9,6 +9,7 @@ once and weights and momentum written once.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal
 
 import torch
@@ -78,7 +79,7 @@ class Optimiser:
         edges = sorted({0, arena.num_decayed, arena.weights.numel()} if decays else {0, arena.weights.numel()})
         self._parts = [
             (slice(start, stop), config.weight_decay if decays and stop <= arena.num_decayed else 0.0)
-            for start, stop in zip(edges, edges[1:], strict=False)
+            for start, stop in pairwise(edges)
         ]
         self._lars = _Lars(config, arena) if config.method == "lars" else None
 
@@ -131,11 +132,11 @@ class _Lars:
         config = self._config
         if not self._weights:
             return
-        weights = torch.stack(torch._foreach_norm(self._weights))  # noqa: SLF001 - no public name; torch.optim uses it
-        gradients = torch.stack(torch._foreach_norm(self._gradients))  # noqa: SLF001
+        weights = torch.stack(torch._foreach_norm(self._weights))
+        gradients = torch.stack(torch._foreach_norm(self._gradients))
         ratios = config.trust * weights / (gradients + config.weight_decay * weights)
         ratios = torch.where((weights > 0) & (gradients > 0), ratios, 1.0)
         if config.weight_decay:
             decayed = slice(0, self._arena.num_decayed)
             self._arena.gradients[decayed].add_(self._arena.weights[decayed], alpha=config.weight_decay)
-        torch._foreach_mul_(self._gradients, list(ratios.unbind()))  # noqa: SLF001
+        torch._foreach_mul_(self._gradients, list(ratios.unbind()))

@@ -1,7 +1,7 @@
 """The learning rate over a run: constant, step, polynomial or cosine, with warm-up and linear scaling.
 
-    schedule = Schedule(config.optim, epochs=90, total_batch=8192)
-    schedule.rate(4.5)        # in the middle of the fifth epoch
+schedule = Schedule(config.optim, epochs=90, total_batch=8192)
+schedule.rate(4.5)        # in the middle of the fifth epoch
 """
 
 import math
@@ -35,7 +35,7 @@ class Schedule:
             case "constant":
                 return 1.0
             case "step":
-                return config.decay ** sum(epoch >= boundary for boundary in config.decay_epochs)
+                return config.decay ** float(sum(epoch >= boundary for boundary in config.decay_epochs))
             case "polynomial":
                 return config.final + (1.0 - config.final) * (1.0 - done) ** config.power
             case "cosine":

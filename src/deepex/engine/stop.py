@@ -4,8 +4,8 @@
         …
         signals.received      # "SIGTERM" once it came
 
-The handler only notes the signal. What was asked of one rank reaches the others within the collective of the next sync, so all of them stop at
-the same place; `StopPoll` reads the answer without making the device wait.
+The handler only notes the signal. What was asked of one rank reaches the others within the collective of the next
+sync, so all of them stop at the same place; `StopPoll` reads the answer without making the device wait.
 """
 
 import signal

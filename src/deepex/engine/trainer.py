@@ -10,6 +10,7 @@ each epoch, and the requests to stop that travel within each sync.
 import math
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ from deepex.engine.stop import StopPoll, StopSignals
 from deepex.engine.watch import Watcher
 from deepex.errors import DivergedError
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
-from deepex.record.clock import DeviceClock, HostClock, PhaseClock
+from deepex.record.clock import DeviceClock, Event, HostClock, PhaseClock
 
 _TRAIN, _TIMES, _VALIDATION = slice(0, 3), slice(3, 4 + len(PHASES)), slice(4 + len(PHASES), 8 + len(PHASES))
 
@@ -81,16 +82,14 @@ class Trainer:
         return Outcome(status="finished", reason=f"{self._config.epochs} epochs done", position=position)
 
     def _epoch(self, position: Position) -> tuple[Position, bool, EpochRecord | None]:
-        """Train an epoch, or the rest of one: the position after it, whether a rank was asked to stop, and the record if it ended."""
+        """Train an epoch, or the rest of one: the position after it, whether a rank was asked to stop, and its record if it ended."""
         epoch, shards, learner = position.epoch, self._job.shards, self.learner
         mine = sum(shards.samples(replica, position.step, shards.steps) for replica in learner.replicas)
         self._watcher.epoch_began(epoch + 1, mine)
         began, syncs, stopped = perf_counter(), position.syncs, False
         learner.begin_epoch(epoch, position.step)
         for start, planned in learner.plan:
-            stop = learner.segment(
-                epoch, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped
-            )
+            stop = learner.segment(epoch, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped)
             syncs += 1
             stopped = self._poll.stop(learner.requests)
             every = self._config.checkpoint.syncs
@@ -194,7 +193,13 @@ class Trainer:
 
 
 def _make_clock(device: torch.device) -> PhaseClock:
-    return HostClock() if device.type == "cpu" else DeviceClock(lambda: torch.cuda.Event(enable_timing=True))
+    return HostClock() if device.type == "cpu" else DeviceClock(_make_event)
+
+
+def _make_event() -> Event:
+    event: Any = torch.cuda.Event(enable_timing=True)  # torch has no annotations for it
+    made: Event = event
+    return made
 
 
 def _make_evaluator(job: Job, comm: Communicator) -> Evaluator | None:

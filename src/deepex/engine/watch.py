@@ -1,7 +1,7 @@
 """Who wants to know how a run is going: the trainer tells a watcher, on rank 0; the command line draws bars from it.
 
-    class Bars(Watcher):
-        def stepped(self, samples): …
+class Bars(Watcher):
+    def stepped(self, samples): …
 """
 
 from typing import Any

@@ -52,10 +52,8 @@ def make_plan(machine: Facts, *, cuda_usable: bool) -> Plan:
             placement=placement,
             reason="one rank per GPU",
         )
-    placement = "host while the shards fit in memory, then stream"
-    return Plan(
-        device="cpu", ranks=cores, threads_per_rank=1, placement=placement, reason="one rank per usable physical core"
-    )
+    placement = "device, which is host memory here, while a rank's shard fits in it, then stream"
+    return Plan(device="cpu", ranks=cores, threads_per_rank=1, placement=placement, reason="one rank per usable physical core")
 
 
 def find_problems(facts: Facts) -> list[Problem]:
@@ -134,18 +132,10 @@ def _mpi_problems(facts: Facts) -> Iterator[Problem]:
             "use an MPI built with MPI_THREAD_MULTIPLE."
         )
     if not mpi["mpiexec"]:
-        yield _note(
-            "no mpiexec was found beside the MPI library: start ranks with the site's launcher (srun, jsrun, mpiexec)."
-        )
+        yield _note("no mpiexec was found beside the MPI library: start ranks with the site's launcher (srun, jsrun, mpiexec).")
     if plan["device"] == "cuda" and not mpi["cuda_aware"]:
-        how = (
-            "NCCL is used with one GPU per rank, and"
-            if facts["backends"].get("nccl")
-            else "NCCL is not in this torch, so"
-        )
-        yield _note(
-            f"this MPI does not take GPU memory ({mpi['cuda_aware_reason']}): {how} MPI copies through host memory."
-        )
+        how = "NCCL is used with one GPU per rank, and" if facts["backends"].get("nccl") else "NCCL is not in this torch, so"
+        yield _note(f"this MPI does not take GPU memory ({mpi['cuda_aware_reason']}): {how} MPI copies through host memory.")
 
 
 def _thread_problems(facts: Facts) -> Iterator[Problem]:
@@ -182,9 +172,7 @@ def _space_problems(name: str, found: Facts) -> Iterator[Problem]:
     total, free = found.get("total_bytes"), found.get("free_bytes")
     low = min(_FREE_BYTES, total / 2) if total else 0  # a small file system is not full because it is small
     if total and free is not None and (free < low or free < _FREE_FRACTION * total):
-        yield _warning(
-            f"{where} has {free / 1e9:.2f} of {total / 1e9:.1f} GB free: make room, or write elsewhere (--out, TMPDIR)."
-        )
+        yield _warning(f"{where} has {free / 1e9:.2f} of {total / 1e9:.1f} GB free: make room, or write elsewhere (--out, TMPDIR).")
     if found.get("writable") is False:
         yield _warning(f"{where} is not writable: write elsewhere (--out, TMPDIR).")
 

@@ -22,9 +22,7 @@ from typing import Any, Final
 from deepex.machine.mpi import cuda_aware, find_mpiexec, identify, library_path
 
 _MARK: Final = "deepex-mpi-probe:"
-_PROGRAM: Final = (
-    "import os, sys; sys.path.insert(0, sys.argv[1]); from deepex.machine.mpi_probe import report; report(os.environ)"
-)
+_PROGRAM: Final = "import os, sys; sys.path.insert(0, sys.argv[1]); from deepex.machine.mpi_probe import report; report(os.environ)"
 # The child would answer to the launcher as the rank that started it, and break that rank's connection. Settings stay.
 _LAUNCHER_VARIABLES: Final = re.compile(
     r"(PMI2?|HYDRA|HYDI|PALS|ALPS|SLURM|FLUX|JSM|PRTE|PRRTE)_|PMIX_(?!MCA_|PREFIX)|OMPI_COMM_|OMPI_UNIVERSE|OMPI_MCA_(orte|ess)|"

@@ -61,9 +61,7 @@ def build(name: str, *, channels: int, size: tuple[int, int], classes: int, **op
 
 def _check_options(name: str, parameters: Any, options: dict[str, Any]) -> None:
     """Raise ConfigError for an option that the network does not have, or a value of another type than the default."""
-    known = {
-        key: parameter.default for key, parameter in parameters.items() if parameter.default is not Parameter.empty
-    }
+    known = {key: parameter.default for key, parameter in parameters.items() if parameter.default is not Parameter.empty}
     for option, value in options.items():
         if option not in known:
             has = ", ".join(f"{key} ({default})" for key, default in known.items())
@@ -71,6 +69,4 @@ def _check_options(name: str, parameters: Any, options: dict[str, Any]) -> None:
         wanted = type(known[option])
         # A bool is an int to Python, but `latent = true` is a mistake; a whole number is a fine float.
         if type(value) is not wanted and not (wanted is float and type(value) is int):
-            raise ConfigError(
-                f"{name} got {option} = {value!r}; it must be of type {wanted.__name__}, like {known[option]!r}"
-            )
+            raise ConfigError(f"{name} got {option} = {value!r}; it must be of type {wanted.__name__}, like {known[option]!r}")

@@ -29,8 +29,7 @@ def check(network: str, *, channels: int, size: Size, classes: int = 1) -> None:
     positive(network, channels=channels, classes=classes)
     if len(size) != 2 or any(extent < 1 for extent in size):
         raise ConfigError(
-            f"{network} got images of size {tuple(size)}; a size is (height, width), each at least 1: "
-            "check the dataset's images"
+            f"{network} got images of size {tuple(size)}; a size is (height, width), each at least 1: check the dataset's images"
         )
 
 
@@ -38,9 +37,7 @@ def positive(network: str, **values: int) -> None:
     """Raise ConfigError for the first of the named values that is not at least 1."""
     for name, value in values.items():
         if value < 1:
-            raise ConfigError(
-                f"{network} got {name} = {value}; it must be at least 1: set {name} to a positive whole number"
-            )
+            raise ConfigError(f"{network} got {name} = {value}; it must be at least 1: set {name} to a positive whole number")
 
 
 def probability(network: str, **values: float) -> None:

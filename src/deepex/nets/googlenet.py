@@ -50,9 +50,7 @@ class Inception(nn.Module):
         self.three = nn.Sequential(
             *_convolution(inputs, widths.three_reduced, 1), *_convolution(widths.three_reduced, widths.three, 3)
         )
-        self.five = nn.Sequential(
-            *_convolution(inputs, widths.five_reduced, 1), *_convolution(widths.five_reduced, widths.five, 5)
-        )
+        self.five = nn.Sequential(*_convolution(inputs, widths.five_reduced, 1), *_convolution(widths.five_reduced, widths.five, 5))
         self.pooled = nn.Sequential(nn.MaxPool2d(3, 1, padding=1), *_convolution(inputs, widths.pooled, 1))
 
     def forward(self, x: Tensor) -> Tensor:

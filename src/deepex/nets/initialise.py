@@ -56,9 +56,7 @@ def initialisers() -> list[str]:
     return sorted([*_FITTED, *_SCALED])
 
 
-def initialise(
-    module: AnyModule, how: str, generator: torch.Generator | None = None, *, scale: float | None = None
-) -> AnyModule:
+def initialise(module: AnyModule, how: str, generator: torch.Generator | None = None, *, scale: float | None = None) -> AnyModule:
     """Draw the weights of all convolutions and dense layers of `module` anew, in place, and return it.
 
     `how` is `default` (He's for a ResNet, else PyTorch's own, which draws biases too), `gaussian` (standard deviation
@@ -70,8 +68,7 @@ def initialise(
         raise UnknownName("initialiser", how, initialisers())
     if scale is not None and (how not in _SCALED or not scale > 0):
         raise ConfigError(
-            f"initialiser {how!r} got scale = {scale}; a scale is a positive number, "
-            f"for {' or '.join(_SCALED)} only: leave it out"
+            f"initialiser {how!r} got scale = {scale}; a scale is a positive number, for {' or '.join(_SCALED)} only: leave it out"
         )
     if how == "default":
         how = getattr(module, "initialiser", how)

@@ -79,9 +79,7 @@ class Convolution(Layer):
         """Build the transposed convolution, padded on the far side by what the stride did not reach."""
         channels, height, width = channels_height_width(self, shape)
         self.output(shape)
-        unreached_height, unreached_width = (
-            (extent + 2 * self.padding - self.kernel) % self.stride for extent in (height, width)
-        )
+        unreached_height, unreached_width = ((extent + 2 * self.padding - self.kernel) % self.stride for extent in (height, width))
         return nn.ConvTranspose2d(
             self.out_channels,
             channels,
@@ -111,7 +109,7 @@ class Pooling(Layer):
         channels, _, _ = channels_height_width(self, shape)
         return (channels, *_positions(self, shape, self.kernel, self.kernel, 0))
 
-    def forward(self, shape: Shape) -> nn.Module:  # noqa: ARG002 - a pooling has no weights to size
+    def forward(self, shape: Shape) -> nn.Module:
         """Build the pooling."""
         return nn.MaxPool2d(self.kernel)
 
@@ -130,7 +128,7 @@ class Flatten(Layer):
         """Return the one extent that holds everything."""
         return (math.prod(shape),)
 
-    def forward(self, shape: Shape) -> nn.Module:  # noqa: ARG002 - no weights to size
+    def forward(self, shape: Shape) -> nn.Module:
         """Build the flattening."""
         return nn.Flatten()
 
@@ -172,9 +170,7 @@ class Dense(Layer):
 def shapes(stack: Sequence[Layer], shape: Shape) -> list[Shape]:
     """Return the shape before the first layer, and after each."""
     if not shape or min(shape) < 1:
-        raise ConfigError(
-            f"a stack got inputs of shape {shape}; every extent must be at least 1: check the dataset's images"
-        )
+        raise ConfigError(f"a stack got inputs of shape {shape}; every extent must be at least 1: check the dataset's images")
     result = [shape]
     for layer in stack:
         result.append(layer.output(result[-1]))
@@ -185,8 +181,7 @@ def channels_height_width(layer: Layer, shape: Shape) -> tuple[int, int, int]:
     """Return the three extents of a map; ConfigError for a vector."""
     if len(shape) != 3:
         raise ConfigError(
-            f"{layer} got an input of shape {shape}; it takes (channels, height, width): "
-            "put it before Flatten() and Dense"
+            f"{layer} got an input of shape {shape}; it takes (channels, height, width): put it before Flatten() and Dense"
         )
     channels, height, width = shape
     return channels, height, width

@@ -20,30 +20,22 @@ _LARGEST = 7  # the published feature map is 7×7
 
 def vgg11(*, channels: int, size: Size, classes: int, batch_norm: bool = False, dropout: float = 0.5) -> nn.Module:
     """Return configuration A: 132,863,336 parameters at 3×224×224 and 1,000 classes."""
-    return _vgg(
-        "vgg11", (1, 1, 2, 2, 2), channels=channels, size=size, classes=classes, batch_norm=batch_norm, dropout=dropout
-    )
+    return _vgg("vgg11", (1, 1, 2, 2, 2), channels=channels, size=size, classes=classes, batch_norm=batch_norm, dropout=dropout)
 
 
 def vgg13(*, channels: int, size: Size, classes: int, batch_norm: bool = False, dropout: float = 0.5) -> nn.Module:
     """Return configuration B: 133,047,848 parameters at 3×224×224 and 1,000 classes."""
-    return _vgg(
-        "vgg13", (2, 2, 2, 2, 2), channels=channels, size=size, classes=classes, batch_norm=batch_norm, dropout=dropout
-    )
+    return _vgg("vgg13", (2, 2, 2, 2, 2), channels=channels, size=size, classes=classes, batch_norm=batch_norm, dropout=dropout)
 
 
 def vgg16(*, channels: int, size: Size, classes: int, batch_norm: bool = False, dropout: float = 0.5) -> nn.Module:
     """Return configuration D: 138,357,544 parameters at 3×224×224 and 1,000 classes."""
-    return _vgg(
-        "vgg16", (2, 2, 3, 3, 3), channels=channels, size=size, classes=classes, batch_norm=batch_norm, dropout=dropout
-    )
+    return _vgg("vgg16", (2, 2, 3, 3, 3), channels=channels, size=size, classes=classes, batch_norm=batch_norm, dropout=dropout)
 
 
 def vgg19(*, channels: int, size: Size, classes: int, batch_norm: bool = False, dropout: float = 0.5) -> nn.Module:
     """Return configuration E: 143,667,240 parameters at 3×224×224 and 1,000 classes."""
-    return _vgg(
-        "vgg19", (2, 2, 4, 4, 4), channels=channels, size=size, classes=classes, batch_norm=batch_norm, dropout=dropout
-    )
+    return _vgg("vgg19", (2, 2, 4, 4, 4), channels=channels, size=size, classes=classes, batch_norm=batch_norm, dropout=dropout)
 
 
 def _vgg(

@@ -1,6 +1,6 @@
 """Complete runs: recipes by name, and `train`, which joins networks, data and engine.
 
-    config = recipe("fashion", {"epochs": 5, "sync.period": 16})
+config = recipe("fashion", {"epochs": 5, "sync.period": 16})
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any, Final
 from deepex.engine.config import RunConfig
 from deepex.errors import UnknownName
 from deepex.recipes.fashion import fashion, fashion_cvae, fashion_resnet
-from deepex.recipes.train import resumed_config, train
+from deepex.recipes.run import resumed_config, train
 from deepex.record.table import from_table, set_values, to_table
 
 __all__ = ["RECIPES", "recipe", "resumed_config", "train"]

@@ -1,7 +1,7 @@
 """Recipes on the shipped sample of Fashion-MNIST: 6,000 real images of ten kinds of clothing, 28×28.
 
-    deepex train fashion --ranks 2
-    deepex train fashion --set data=DIR       # the whole dataset, packed with `deepex data pack`
+deepex train fashion --ranks 2
+deepex train fashion --set data=DIR       # the whole dataset, packed with `deepex data pack`
 """
 
 from deepex.engine.config import RunConfig

@@ -27,10 +27,8 @@ def build_network(config: RunConfig, manifest: Manifest) -> nn.Module:
     before = torch.random.get_rng_state()
     torch.manual_seed(config.seed)
     try:
-        if ":" in config.net:
-            network = _build_own(config, shape)
-        else:
-            network = nets.build(config.net, **shape, **config.net_options)
+        own = ":" in config.net
+        network = _build_own(config, shape) if own else nets.build(config.net, **shape, **config.net_options)
         if config.init != "default":
             initialise(network, config.init)
     finally:
@@ -49,7 +47,7 @@ def _build_own(config: RunConfig, shape: dict[str, Any]) -> nn.Module:
         raise
     except Exception as error:
         raise ConfigError(
-            f"net {config.net!r} was called with {given | config.net_options} and raised {type(error).__name__}: {error}; mend it there"
+            f"net {config.net!r} called with {given | config.net_options} raised {type(error).__name__}: {error}; mend it there"
         ) from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"net {config.net!r} returned {type(network).__name__}; it must return a torch.nn.Module")
@@ -62,8 +60,8 @@ def _find(path: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
-            f"net is {path!r}, but {module_name!r} cannot be imported ({error}); it must be package.module:function, found from the "
-            "current directory or PYTHONPATH"
+            f"net is {path!r}, but {module_name!r} cannot be imported ({error}); it must be package.module:function, found "
+            "from the current directory or PYTHONPATH"
         ) from error
     function = getattr(module, name, None)
     if not callable(function):

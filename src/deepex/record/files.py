@@ -37,7 +37,7 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
-def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
+def read_json(path: Path) -> Any:
     """Read a JSON file; a damaged one is named with the offset of the damage."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))

@@ -42,7 +42,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRecord:
-    """One epoch. `seconds` is its wall time on the slowest rank, without validation; `phases` has every rank's seconds in each phase.
+    """One epoch. `seconds` is its wall time on the slowest rank, without validation; `phases` has every rank's in each phase.
 
     `partial` marks an epoch whose times do not cover the whole of it, because the run was resumed in its middle.
     `measured` is false for a predicted epoch.
@@ -60,7 +60,7 @@ class EpochRecord:
     validation: Score | None = None
     partial: bool = False
     measured: bool = True
-    finished: str = field(default_factory=lambda: now())
+    finished: str = field(default_factory=lambda: now())  # noqa: PLW0108 - it is defined further down
 
     def phase_seconds(self, phase: str) -> float:
         """Mean over ranks of the seconds in `phase`; `compute` is forward, backward and update together."""
@@ -121,7 +121,7 @@ class RunDirectory:
         return load_toml(self.path / "config.toml")
 
     @property
-    def machine(self) -> Any:  # noqa: ANN401 - JSON
+    def machine(self) -> Any:
         """Hardware and versions."""
         return read_json(self.path / "machine.json")
 

@@ -82,7 +82,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     return changes
 
 
-def parse_value(text: str) -> Any:  # noqa: ANN401 - any TOML value
+def parse_value(text: str) -> Any:
     """Read a value as TOML would; what is not TOML is a string, so that nobody has to quote within quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -111,7 +111,7 @@ def _unknown(path: str, key: str, known: Mapping[str, object], where: str) -> st
     return f"unknown key {path!r}{hint} Keys here: {', '.join(where + name for name in known)}"
 
 
-def _convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401 - driven by annotations
+def _convert(hint: Any, value: Any, path: str) -> Any:
     """Check `value` against the annotation `hint` and return what the dataclass shall hold."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
@@ -132,7 +132,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401 - driven 
     return _convert_plain(hint, value, path)
 
 
-def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noqa: ANN401
+def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:
     for hint in hints:
         try:
             return _convert(hint, value, path)
@@ -142,7 +142,7 @@ def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noq
     raise ConfigError(f"key {path!r} is {value!r} ({type(value).__name__}); it must be {names}")
 
 
-def _convert_plain(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
+def _convert_plain(hint: Any, value: Any, path: str) -> Any:
     kind = get_origin(hint) or hint
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -151,5 +151,5 @@ def _convert_plain(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
     raise ConfigError(f"key {path!r} is {value!r} ({type(value).__name__}); it must be {kind.__name__}")
 
 
-def _first(kind: Any) -> str:  # noqa: ANN401
+def _first(kind: Any) -> str:
     return fields(kind)[0].name

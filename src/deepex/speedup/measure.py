@@ -17,7 +17,7 @@ from deepex.record import EpochRecord, Target
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """A run against its base. A learning speedup is there only if both reached the target; `measured` is false if a time is predicted."""
+    """A run against its base. There is a learning speedup only if both reached the target; `measured`: no time is predicted."""
 
     base_ranks: int
     ranks: int

@@ -108,7 +108,7 @@ class Accumulated(_Turns):
         self._last, self._total = agreed.clone(), torch.empty_like(agreed)
         self._empty = True
 
-    def add(self, share: float, *, scaled: bool = False) -> None:  # noqa: ARG002, D102
+    def add(self, share: float, *, scaled: bool = False) -> None:  # noqa: D102
         if self._empty:
             torch.mul(self._agreed, share, out=self._total) if share else self._total.zero_()
         elif share:
@@ -138,7 +138,7 @@ class FixedPoint(_Turns):
         self._last = own.clone()
         self._total = torch.zeros(agreed.numel(), dtype=torch.int64, device=agreed.device)
 
-    def add(self, share: float, *, scaled: bool = False) -> None:  # noqa: ARG002, D102
+    def add(self, share: float, *, scaled: bool = False) -> None:  # noqa: D102
         if share == 0:
             return
         if not bool(self._agreed.abs().amax() < _LIMIT):
@@ -167,7 +167,13 @@ class FixedPoint(_Turns):
 
 
 def make_agreement(
-    agreed: torch.Tensor, *, own: torch.Tensor, small: torch.Tensor, request: int, replicas_per_rank: int, deterministic: bool
+    agreed: torch.Tensor,
+    *,
+    own: torch.Tensor,
+    small: torch.Tensor,
+    request: int,
+    replicas_per_rank: int,
+    deterministic: bool,
 ) -> Agreement:
     """Choose the way that fits; `deterministic` needs fixed point, several replicas per rank need an accumulator."""
     kind = FixedPoint if deterministic else InPlace if replicas_per_rank == 1 else Accumulated

@@ -50,7 +50,7 @@ class Reset(MomentumPolicy):
     def __init__(self, momentum: torch.Tensor) -> None:
         self._momentum = momentum
 
-    def begin(self, index: int) -> None:  # noqa: ARG002, D102
+    def begin(self, index: int) -> None:  # noqa: D102
         self._momentum.zero_()
 
     def end(self, index: int) -> None:  # noqa: D102

@@ -54,7 +54,7 @@ def parse_period(period: int | str) -> PeriodRule:
     if match and int(match[1]) >= 1:
         return PerEpoch(int(match[1]))
     raise ConfigError(
-        f"sync.period is {period!r}; it must be a number of steps of at least 1, 'epoch', or a number per epoch such as '4 per epoch'"
+        f"sync.period is {period!r}; it must be a number of steps of at least 1, 'epoch', or a number such as '4 per epoch'"
     )
 
 

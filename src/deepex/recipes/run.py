@@ -31,7 +31,7 @@ from deepex.record.table import dump_toml, from_table, to_table
 
 def train(
     config: RunConfig,
-    comm: Any = None,  # noqa: ANN401 - ours or mpi4py's
+    comm: Any = None,
     *,
     out: Path | str | None = None,
     resume: bool = False,
@@ -39,8 +39,8 @@ def train(
 ) -> RunDirectory:
     """Train what `config` says on the ranks of `comm`, and give back the run directory `out`.
 
-    Collective over `comm`: any mpi4py communicator, a split one too; ranks outside it are not touched. None takes all ranks that the
-    launcher started. `resume` continues the run in `out`. A mistake that can be mended is raised on every rank; a rank that fails
+    Collective over `comm`: any mpi4py communicator, a split one too; ranks outside it are not touched. None takes all ranks that
+    the launcher started. `resume` continues the run in `out`. A mistake that can be mended is raised on every rank; a rank that fails
     in the middle takes the job down (MPI_Abort), because the others would wait for it forever.
     """
     device = pick_device(config.device, 0).type
@@ -60,7 +60,9 @@ def _train(config: RunConfig, comm: Communicator, path: Path, *, resume: bool, w
     job = together(comm, lambda: make_job(config, comm))
     if config.verify:
         together(comm, lambda: _verify(job, comm))
-    threads = config.threads or (1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size))
+    threads = config.threads or (
+        1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size)
+    )
     with _settings(config, job, threads):
         chosen = choose(config.comm, place=comm.place, device=job.device.type) if config.comm == "auto" else None
         reason = chosen.reason if chosen is not None and chosen.kind == comm.kind else "asked for"

@@ -1,0 +1,1 @@
+"""Arena, optimiser, step, training loop, evaluation, checkpoints. Never imports `nets`: recipes join them."""
