@@ -74,9 +74,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         mean=tuple(draw(number) for _ in range(channels)),
         deviation=tuple(draw(st.floats(1e-30, 1e30)) for _ in range(channels)),
         parts={name: part() for name in draw(st.sampled_from([["train"], ["train", "validation"]]))},
-        source=draw(
-            st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.lists(st.text()), max_size=3)
-        ),
+        source=draw(st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.lists(st.text()), max_size=3)),
     )
 
 
@@ -159,9 +157,7 @@ def test_each_key_is_needed(tmp_path: Path, key: str) -> None:
         (["parts", "train", "files", 0, "images_sha256"], "12", ["'12'", "64 hexadecimal"]),
     ],
 )
-def test_a_broken_rule_is_named_with_key_value_and_rule(
-    tmp_path: Path, place: list[Any], value: Any, words: list[str]
-) -> None:
+def test_a_broken_rule_is_named_with_key_value_and_rule(tmp_path: Path, place: list[Any], value: Any, words: list[str]) -> None:
     table = to_json(example())
     inner: Any = table
     for key in place[:-1]:

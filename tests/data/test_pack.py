@@ -55,9 +55,7 @@ def numbered(count: int, shape: tuple[int, ...] = (2, 3)) -> tuple[Array, Array]
 
 @settings(deadline=None, max_examples=30)
 @given(st.data())
-def test_what_is_packed_is_read_back_with_its_labels(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_what_is_packed_is_read_back_with_its_labels(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("any")
     count = data.draw(st.integers(1, 12))
     shape = (count, data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5)), data.draw(st.sampled_from([1, 3, 4])))
@@ -143,9 +141,7 @@ def test_a_directory_like_that_of_mnist_becomes_train_and_validation(tmp_path: P
 def test_one_idx_file_of_big_endian_numbers_with_its_labels(tmp_path: Path) -> None:
     images = np.array([[[-1.5, 2]], [[3, 4]]], ">f4")
     labels = write_idx(tmp_path / "l.gz", np.array([1, 0], np.uint8))
-    manifest = pack(
-        write_idx(tmp_path / "i", images, 0x0D), tmp_path / "out", labels=labels, validation=0, shuffle=False
-    )
+    manifest = pack(write_idx(tmp_path / "i", images, 0x0D), tmp_path / "out", labels=labels, validation=0, shuffle=False)
     assert manifest.scale == (-1.5, 4.0)
     assert everything(tmp_path / "out")["train"][0].reshape(2, 2).tolist() == [[-1.5, 2], [3, 4]]
 
@@ -215,9 +211,7 @@ def test_the_layout_is_found_or_forced_and_stated(
         (np.float32, [2.0**60, 2.0**60], "float32", (2.0**60, 2.0**61)),
     ],
 )
-def test_stored_type_and_scale(
-    tmp_path: Path, dtype: Any, values: list[float], stored: str, scale: tuple[float, float]
-) -> None:
+def test_stored_type_and_scale(tmp_path: Path, dtype: Any, values: list[float], stored: str, scale: tuple[float, float]) -> None:
     images = np.array(values, dtype).reshape(2, 1, 1)
     manifest = pack(write_npy(tmp_path / "i.npy", images), tmp_path / "out", validation=0, shuffle=False)
     assert (manifest.dtype, manifest.scale) == (stored, scale)
@@ -316,6 +310,11 @@ def test_an_interrupted_packing_is_no_dataset_and_starts_again(tmp_path: Path) -
         load(out)
     pack(source, out)
     assert len(list(out.glob("*.npy"))) == 2
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, out, overwrite=True, progress=interrupt)
+    with pytest.raises(DataError, match="did not finish"):
+        load(out)
+    pack(source, out)
     assert sum(len(images) for images, _ in everything(out).values()) == 30
 
 
@@ -429,9 +428,7 @@ def test_bad_labels_are_named_with_what_is_wrong(tmp_path: Path, labels: Any, cl
         ({"balance": True, "limit": 2}, "has no labels, so classes cannot be balanced"),
     ],
 )
-def test_bad_options_are_refused_before_anything_is_written(
-    tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
+def test_bad_options_are_refused_before_anything_is_written(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     source = write_npy(tmp_path / "i.npy", numbered(6)[0])
     with pytest.raises(DataError, match=words):
         pack(source, tmp_path / "out", **options)
@@ -462,9 +459,7 @@ def test_the_command_packs_describes_and_verifies(tmp_path: Path) -> None:
     source, out = write_npy(tmp_path / "i.npy", images), tmp_path / "out"
     (tmp_path / "names.txt").write_text("a\nb\nc\n[d]\n")
     options = ["--labels", write_npy(tmp_path / "l.npy", labels), "--validation", 0.25, "--limit", 8, "--balance"]
-    shown = run(
-        "pack", source, out, *options, "--classes", f"@{tmp_path / 'names.txt'}", "--scale", 0, 100, "--name", "my"
-    )
+    shown = run("pack", source, out, *options, "--classes", f"@{tmp_path / 'names.txt'}", "--scale", 0, 100, "--name", "my")
     assert "8 images" in shown
     assert "[d]" in shown
     manifest = json.loads(run("info", out, "--json"))

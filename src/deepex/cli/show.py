@@ -100,7 +100,8 @@ def _own_target(run: RunDirectory) -> list[Target]:
 
 
 def _speedups(run: RunDirectory, base: RunDirectory, targets: Sequence[Target]) -> list[Speedup]:
-    return [compare(base.epochs(), run.epochs(), target) for target in targets or [None]]
+    goals: Sequence[Target | None] = targets or [None]
+    return [compare(base.epochs(), run.epochs(), target) for target in goals]
 
 
 def _print_head(console: Any, run: RunDirectory) -> None:

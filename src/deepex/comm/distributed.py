@@ -13,7 +13,6 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from deepex.comm.base import Communicator, check_tensor, node_numbers
 from deepex.comm.place import Place, find_place
@@ -90,6 +89,10 @@ class DistributedCommunicator(Communicator):
             dist.destroy_process_group(self._group)
 
 
+def _tcp_store(host: str, port: int, size: int, **options: Any) -> Any:
+    return getattr(dist, "TCPStore")(host, port, size, **options)  # noqa: B009 - torch documents it but does not export it to mypy
+
+
 def _start(kind: str, bootstrap: Communicator | None) -> None:
     backend = _BACKENDS[kind]
     if bootstrap is None:
@@ -102,10 +105,10 @@ def _start(kind: str, bootstrap: Communicator | None) -> None:
         dist.init_process_group(backend, rank=place.rank, world_size=place.size, timeout=_TIMEOUT)
         return
     rank, size = bootstrap.rank, bootstrap.size
-    store = distributed_c10d.TCPStore("localhost", 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
+    store = _tcp_store("localhost", 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
     one_node = bootstrap.place.num_nodes == 1
     host = "localhost" if one_node else socket.getfqdn()
     address = bootstrap.gather([host, store.port] if store is not None else None)[0]
     if store is None:
-        store = distributed_c10d.TCPStore(address[0], address[1], size, is_master=False)
+        store = _tcp_store(address[0], address[1], size, is_master=False)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)

@@ -19,27 +19,16 @@ class Moments:
     """The moments of each channel of all blocks (n, height, width, channels) that were added, in float64."""
 
     def __init__(self, num_channels: int) -> None:
+        self.low = np.inf
+        self.high = -np.inf
         self._count = 0
-        self._low = np.full(num_channels, np.inf)
-        self._high = np.full(num_channels, -np.inf)
         self._mean = np.zeros(num_channels)
         self._squares = np.zeros(num_channels)  # of the differences from the mean, summed
-
-    @property
-    def low(self) -> float:
-        """The least value of all channels."""
-        return float(self._low.min())
-
-    @property
-    def high(self) -> float:
-        """The greatest value of all channels."""
-        return float(self._high.max())
 
     def add(self, block: NDArray[Any]) -> None:
         """Take in a block; it should be small, as a float64 copy of it is made."""
         values = block.reshape(-1, block.shape[-1]).T.astype(np.float64, order="C")
-        np.minimum(self._low, values.min(axis=1), out=self._low)
-        np.maximum(self._high, values.max(axis=1), out=self._high)
+        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
         num_new = values.shape[1]
         mean = values.mean(axis=1)
         values -= mean[:, np.newaxis]
@@ -52,5 +41,5 @@ class Moments:
         """Give mean and deviation after mapping `low`..`high` to 0..1; the deviation of a constant channel is 1."""
         mean = (self._mean - low) / (high - low)
         deviation = np.sqrt(self._squares / max(self._count, 1)) / (high - low)
-        # Rounding alone can give a constant channel a deviation of 1e-17, and what is divided by it any size.
-        return mean.tolist(), np.where(self._low < self._high, deviation, 1.0).tolist()
+        # Sums of equal float32 values are exact in float64, so a constant channel has exactly 0 here.
+        return mean.tolist(), np.where(deviation > 0, deviation, 1.0).tolist()

@@ -43,10 +43,13 @@ class Slot:
     count: int
 
     def view(self, region: torch.Tensor) -> torch.Tensor:
-        """The tensor, as a view of its region."""
-        return region[self.offset : self.offset + self.count].as_strided(
-            self.shape, self.stride, region.storage_offset() + self.offset
-        )
+        """The tensor, as a view of its region.
+
+        `.data` gives each view a version counter of its own. With the one they would share, writing any part of the arena
+        between forward and backward would look to autograd like writing the batch-norm statistics that it saved.
+        """
+        flat = region[self.offset : self.offset + self.count]
+        return flat.as_strided(self.shape, self.stride, region.storage_offset() + self.offset).data
 
 
 @dataclass(frozen=True, kw_only=True)

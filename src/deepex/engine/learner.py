@@ -17,6 +17,7 @@ from deepex.data.feed import Samples, Turn
 from deepex.data.placement import make_feed
 from deepex.data.prepare import Prepare
 from deepex.engine.arena import Arena
+from deepex.engine.counters import Counters
 from deepex.engine.job import Job
 from deepex.engine.objective import make_objective
 from deepex.engine.optim import Optimiser
@@ -43,6 +44,7 @@ class Learner:
         self.step = EagerStep(self.network, self.objective, self.arena, prepare, precision=config.precision)
         self._updates_locally = config.sync.strategy == "weights"
         policy = config.sync.momentum if self._updates_locally and job.replicas > 1 else "average"
+        self._counters = Counters(self.network, per_rank)
         self.momentum = make_momentum(policy, self.arena.momentum, replicas_per_rank=per_rank)
         self._optimiser = Optimiser(config.optim, self.arena, scales_momentum=policy == "average")
         self._schedule = Schedule(config.optim, epochs=config.epochs, total_batch=config.batch * job.replicas)
@@ -103,6 +105,7 @@ class Learner:
         for index, replica in enumerate(self.replicas):
             self._agreement.begin()
             self.momentum.begin(index)
+            self._counters.begin(index)
             self.clock.mark(SYNC)
             share = 1.0 if alone else self._shards.samples(replica, start, stop) / total
             for step in range(start, self._last_step(replica, stop)):
@@ -112,8 +115,10 @@ class Learner:
                     stop = step + 1
                     break
             self.momentum.end(index)
+            self._counters.end(index)
             self._agreement.add(share, scaled=self._agreement.in_place)
             self.clock.mark(SYNC)
+        self._counters.agreed()
         self._agreement.reach(self._comm, float(asked_to_stop()))
         self.clock.mark(SYNC)
         if not self._updates_locally:

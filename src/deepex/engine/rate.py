@@ -29,14 +29,15 @@ class Schedule:
         return self.peak * factor
 
     def _decay(self, epoch: float) -> float:
+        """The share of the peak rate that is left."""
         config = self._config
         done = min(epoch / self._epochs, 1.0)
         match config.schedule:
             case "constant":
                 return 1.0
             case "step":
-                return config.decay ** float(sum(epoch >= boundary for boundary in config.decay_epochs))
+                return math.pow(config.decay, sum(epoch >= boundary for boundary in config.decay_epochs))
             case "polynomial":
-                return config.final + (1.0 - config.final) * (1.0 - done) ** config.power
+                return config.final + (1.0 - config.final) * math.pow(1.0 - done, config.power)
             case "cosine":
                 return config.final + (1.0 - config.final) * 0.5 * (1.0 + math.cos(math.pi * done))

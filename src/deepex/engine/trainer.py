@@ -82,7 +82,7 @@ class Trainer:
         return Outcome(status="finished", reason=f"{self._config.epochs} epochs done", position=position)
 
     def _epoch(self, position: Position) -> tuple[Position, bool, EpochRecord | None]:
-        """Train an epoch, or the rest of one: the position after it, whether a rank was asked to stop, and its record if it ended."""
+        """Train an epoch, or the rest of one: the position after it, whether to stop, and its record if it ended."""
         epoch, shards, learner = position.epoch, self._job.shards, self.learner
         mine = sum(shards.samples(replica, position.step, shards.steps) for replica in learner.replicas)
         self._watcher.epoch_began(epoch + 1, mine)

@@ -40,8 +40,8 @@ def train(
     """Train what `config` says on the ranks of `comm`, and give back the run directory `out`.
 
     Collective over `comm`: any mpi4py communicator, a split one too; ranks outside it are not touched. None takes all ranks that
-    the launcher started. `resume` continues the run in `out`. A mistake that can be mended is raised on every rank; a rank that fails
-    in the middle takes the job down (MPI_Abort), because the others would wait for it forever.
+    the launcher started. `resume` continues the run in `out`. A mistake that can be mended is raised on every rank; a rank that
+    fails in the middle takes the job down (MPI_Abort), because the others would wait for it forever.
     """
     device = pick_device(config.device, 0).type
     communicator = connect(config.comm, device=device) if comm is None else as_communicator(comm)

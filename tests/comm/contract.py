@@ -1,0 +1,119 @@
+"""The contract that every communicator keeps, as checks that run on its ranks.
+
+mpiexec -n 3 python -m tests.comm.contract mpi      prints one JSON object per rank 0: {check: "ok" or what went wrong}
+"""
+
+import json
+import sys
+import traceback
+
+import torch
+
+from deepex.comm import Communicator, connect
+from deepex.comm.solo import SoloCommunicator
+from deepex.errors import CommError
+
+
+def check_place(comm: Communicator) -> None:
+    places = comm.gather([comm.place.rank, comm.place.size, comm.place.local_rank, comm.place.local_size, comm.place.num_nodes])
+    assert [place[0] for place in places] == list(range(comm.size))
+    assert all(place == [r, comm.size, r, comm.size, 1] for r, place in enumerate(places)), places
+    assert comm.place.host
+
+
+def check_sum_in_place(comm: Communicator) -> None:
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.int32):
+        for count in (1, 7, 100_003):
+            tensor = (torch.arange(count) % 97 + comm.rank).to(dtype)
+            address = tensor.data_ptr()
+            comm.sum(tensor)
+            expected = (torch.arange(count) % 97 * comm.size + sum(range(comm.size))).to(dtype)
+            assert torch.equal(tensor, expected), (dtype, count)
+            assert tensor.data_ptr() == address
+
+
+def check_sum_of_a_slice_leaves_the_rest(comm: Communicator) -> None:
+    tensor = torch.ones(1000)
+    comm.sum(tensor[100:900])
+    assert tensor[:100].eq(1).all()
+    assert tensor[900:].eq(1).all()
+    assert tensor[100:900].eq(comm.size).all()
+
+
+def check_sum_is_the_same_on_every_rank(comm: Communicator) -> None:
+    tensor = torch.randn(10_001, generator=torch.Generator().manual_seed(comm.rank))
+    comm.sum(tensor)
+    bits = comm.gather(tensor.view(torch.int32).sum(dtype=torch.int64).item())
+    assert len(set(bits)) == 1, bits
+
+
+def check_broadcast(comm: Communicator) -> None:
+    for root in range(comm.size):
+        tensor = torch.full((5, 3), float(comm.rank))
+        comm.broadcast(tensor, root)
+        assert tensor.eq(root).all()
+
+
+def check_gather_rows(comm: Communicator) -> None:
+    for dtype in (torch.float64, torch.int64, torch.uint8):
+        rows = comm.gather_rows(torch.tensor([comm.rank, 10 + comm.rank], dtype=dtype))
+        assert rows.tolist() == [[r, 10 + r] for r in range(comm.size)]
+
+
+def check_gather_values_of_different_sizes(comm: Communicator) -> None:
+    values = comm.gather({"text": "é" * comm.rank * 50, "list": [None, comm.rank]})
+    assert values == [{"text": "é" * r * 50, "list": [None, r]} for r in range(comm.size)]
+
+
+def check_barrier(comm: Communicator) -> None:
+    comm.barrier()
+
+
+def check_strided_tensors_are_refused(comm: Communicator) -> None:
+    for call in (comm.sum, comm.broadcast):
+        try:
+            call(torch.ones(4, 4).t()[:, ::2])
+        except CommError as error:
+            assert "contiguous" in str(error)
+        else:
+            raise AssertionError("a strided tensor was taken")
+
+
+def check_split(comm: Communicator) -> None:
+    part = comm.split(comm.rank % 2)
+    members = [r for r in range(comm.size) if r % 2 == comm.rank % 2]
+    assert (part.rank, part.size) == (members.index(comm.rank), len(members))
+    tensor = torch.tensor([float(comm.rank)])
+    part.sum(tensor)
+    assert tensor.item() == sum(members)
+    inner = part.split(0)
+    assert inner.size == part.size
+    inner.close()
+    part.close()
+    comm.barrier()
+    assert len(comm.gather(1)) == comm.size
+
+
+CHECKS = [value for name, value in sorted(globals().items()) if name.startswith("check_")]
+
+
+def main(kind: str) -> None:
+    """Run every check, in the same order on every rank, and print what rank 0 to the last found."""
+    comm = SoloCommunicator() if kind == "solo" else connect(kind)
+    assert comm.kind == kind
+    report = {}
+    for check in CHECKS:
+        try:
+            check(comm)
+            found = "ok"
+        except Exception:
+            found = traceback.format_exc()
+        results = comm.gather(found)
+        report[check.__name__] = next((f"rank {r}: {text}" for r, text in enumerate(results) if text != "ok"), "ok")
+    if comm.rank == 0:
+        print(json.dumps({"size": comm.size, "checks": report}))
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

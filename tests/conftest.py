@@ -1,0 +1,33 @@
+"""What all tests share: small real data, made by our own packing from the shipped sample."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deepex.data.dataset import PackedDataset
+from deepex.data.pack import pack
+from deepex.recipes.job import SAMPLES
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def make_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Pack the first `count` training images of the shipped sample, and 64 for validation; the same directory for the same count."""
+    made: dict[int, Path] = {}
+
+    def make(count: int) -> Path:
+        if count not in made:
+            folder = tmp_path_factory.mktemp(f"data{count}")
+            sample = PackedDataset.open(SAMPLES / "fashion")
+            images, labels = sample.part("train").read(0, count)
+            held, held_labels = sample.part("validation").read(0, 64)
+            np.savez(folder / "some.npz", x_train=images, y_train=labels, x_test=held, y_test=held_labels)
+            pack(folder / "some.npz", folder / "packed", classes=sample.manifest.classes, file_bytes=40_000)
+            made[count] = folder / "packed"
+        return made[count]
+
+    return make

@@ -1,0 +1,30 @@
+"""Train the same job in several ways on the ranks of one launch: `mpiexec -n 4 python -m tests.engine.many DATA OUT`."""
+
+import sys
+from pathlib import Path
+
+from mpi4py import MPI
+
+import deepex
+from deepex.engine.config import RunConfig
+from deepex.sync import SyncConfig
+
+WAYS = {
+    "period": (SyncConfig(period=2), True),
+    "gradients": (SyncConfig(strategy="gradients"), True),
+    "local": (SyncConfig(period=2, momentum="local"), True),
+    "rounded": (SyncConfig(period=2), False),
+}
+
+
+def config(data: str, way: str) -> RunConfig:
+    """8 replicas with batch norm and dropout."""
+    sync, deterministic = WAYS[way]
+    return RunConfig(
+        net="tests.networks:normed", data=data, epochs=2, batch=8, replicas=8, validate="none", sync=sync, deterministic=deterministic
+    )
+
+
+if __name__ == "__main__":
+    for name in WAYS:
+        deepex.train(config(sys.argv[1], name), MPI.COMM_WORLD, out=Path(sys.argv[2]) / name)

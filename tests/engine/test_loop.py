@@ -1,0 +1,166 @@
+"""What the loop promises about communication, synchronisation with the host, and phases."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deepex
+from deepex.comm import Communicator
+from deepex.comm.solo import SoloCommunicator
+from deepex.engine.config import RunConfig
+from deepex.engine.trainer import Trainer
+from deepex.engine.watch import Watcher
+from deepex.record.clock import SYNC, HostClock
+from deepex.recipes.job import make_job
+from deepex.record import RunDirectory
+from deepex.sync import SyncConfig
+from tests.mpi import run_deepex
+
+MakeData = Callable[[int], Path]
+
+
+class Recording(Communicator):
+    """A communicator that notes each call and which memory it got."""
+
+    kind = "solo"
+
+    def __init__(self, log: list[tuple[str, int, int]]) -> None:
+        self._inner, self.log = SoloCommunicator(), log
+        self.place = self._inner.place
+
+    def _note(self, call: str, tensor: torch.Tensor) -> None:
+        self.log.append((call, tensor.data_ptr(), tensor.numel()))
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        self._note("sum", tensor)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
+        self._note("broadcast", tensor)
+
+    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
+        self._note("gather", row)
+        return self._inner.gather_rows(row)
+
+    def barrier(self) -> None: ...
+    def split(self, color: int, key: int = 0) -> Communicator:
+        raise AssertionError
+    def abort(self, code: int) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_trainer(tmp_path: Path, data: Path, log: list[Any], **keys: Any) -> Trainer:
+    keys = {"net": "tests.networks:batch_normed", "batch": 8, "epochs": 2, "validate": "none", **keys}
+    config = RunConfig(data=str(data), **keys)
+    comm = Recording(log)
+    run = RunDirectory.create(tmp_path / "run", {}, [], {})
+    return Trainer(make_job(config, comm), comm, run, Watcher(), clock=LoggingClock(log))
+
+
+class LoggingClock(HostClock):
+    """Notes each mark between the communicator's calls."""
+
+    def __init__(self, log: list[Any]) -> None:
+        super().__init__()
+        self._log = log
+
+    def mark(self, phase: int) -> None:
+        super().mark(phase)
+        self._log.append(("mark", phase, 0))
+
+
+@pytest.mark.parametrize(
+    ("sync", "replicas", "region"),
+    [
+        (SyncConfig(period=3), 1, "model_and_momentum"),
+        (SyncConfig(period=3, momentum="reset"), 1, "model"),
+        (SyncConfig(strategy="gradients"), 1, "gradients_and_buffers"),
+        (SyncConfig(period=3), 4, None),
+    ],
+)
+def test_one_collective_per_sync_on_the_arena_itself(
+    sync: SyncConfig, replicas: int, region: str | None, make_data: MakeData, tmp_path: Path
+) -> None:
+    log: list[tuple[str, int, int]] = []
+    trainer = make_trainer(tmp_path, make_data(64), log, sync=sync, replicas=replicas)
+    position = trainer.load(None)
+    arena = trainer.learner.arena
+    assert log == [("broadcast", arena.state.data_ptr(), arena.state.numel())], "the start is one broadcast of the state"
+    log.clear()
+    trainer.run(position)
+    calls = [entry for entry in log if entry[0] != "mark"]
+    syncs = sum(epoch.syncs for epoch in RunDirectory(tmp_path / "run").epochs())
+    sums = [entry for entry in calls if entry[0] == "sum"]
+    assert len(sums) == syncs > 1
+    assert Counter(name for name, *_ in calls) == {"sum": syncs, "gather": 2}, "one small gather per epoch, nothing else"
+    if region is not None:
+        memory = getattr(arena, region)
+        assert set(sums) == {("sum", memory.data_ptr(), memory.numel())}, "in place, no copy made first"
+
+
+def test_compute_phases_contain_no_collective(make_data: MakeData, tmp_path: Path) -> None:
+    """The mark that follows a collective is the sync phase's; so its time is in no other phase."""
+    log: list[tuple[str, int, int]] = []
+    trainer = make_trainer(tmp_path, make_data(64), log, sync=SyncConfig(period=3), replicas=2)
+    trainer.run(trainer.load(None))
+    sums = [index for index, entry in enumerate(log) if entry[0] == "sum"]
+    assert sums
+    for index in sums:
+        assert log[index + 1] == ("mark", SYNC, 0)
+        assert log[index - 1] == ("mark", SYNC, 0), "the phase before was closed first"
+
+
+@pytest.mark.parametrize("samples", [64, 192])
+def test_the_host_reads_the_device_once_per_epoch(samples: int, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads of a tensor's value do not grow with the steps of an epoch (8 and 24), with one sync per epoch."""
+    reads = Counter()
+    for name in ("item", "tolist", "__float__", "__bool__", "__int__"):
+        original = getattr(torch.Tensor, name)
+
+        def counted(self: torch.Tensor, *, _original: Any = original, _name: str = name) -> Any:
+            reads[_name] += 1
+            return _original(self)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    trainer = make_trainer(tmp_path, make_data(samples), [], epochs=1)
+    reads.clear()
+    trainer.run(trainer.load(None))
+    assert sum(reads.values()) <= 8, reads
+
+
+def test_a_slow_rank_shows_as_slow(make_data: MakeData, tmp_path: Path) -> None:
+    """Rank 1 sleeps in its forward pass: its forward time grows, and the other rank's wait is in its sync time."""
+    settings = [f"--set={s}" for s in ("net=tests.networks:troubled", f"data={make_data(64)}", "epochs=2", "batch=8", "validate=none")]
+    result = run_deepex("train", "fashion", "--ranks=2", f"--out={tmp_path / 'run'}", *settings, TROUBLE="slow", TROUBLED_RANK="1")
+    assert result.returncode == 0, result.stderr[-2000:]
+    last = RunDirectory.open(tmp_path / "run").epochs()[-1]
+    forward, sync = last.phases["forward"], last.phases["sync"]
+    asleep = 4 * 0.02
+    assert forward[1] > asleep > forward[0]
+    assert sync[0] > asleep / 2 > sync[1]
+
+
+def test_a_record_is_never_alone(make_data: MakeData, tmp_path: Path) -> None:
+    config = deepex.recipe("fashion", {"data": str(make_data(64)), "epochs": 1, "replicas": 2, "seed": 7})
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert run.machine[0]["host"]
+    assert run.machine[0]["versions"]["torch"] == torch.__version__
+    assert run.config["seed"] == 7
+    assert run.config["replicas"] == 2
+    assert run.state["placement"]["reason"]
+    assert run.state["comm"]["reason"]
+    (epoch,) = run.epochs()
+    assert epoch.measured
+    assert epoch.samples == 64
+    assert sum(epoch.phase_seconds(name) for name in epoch.phases) <= epoch.seconds * 1.001
+
+
+def test_a_run_repeats_from_its_own_configuration(make_data: MakeData, tmp_path: Path) -> None:
+    settings = ["--set=net=tests.networks:normed", f"--set=data={make_data(64)}", "--set=deterministic=true", "--set=epochs=2"]
+    first = run_deepex("train", "fashion", "--replicas=2", f"--out={tmp_path / 'a'}", "-q", *settings)
+    again = run_deepex("train", str(tmp_path / "a" / "config.toml"), f"--out={tmp_path / 'b'}", "-q")
+    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
+    assert (tmp_path / "a" / "weights.safetensors").read_bytes() == (tmp_path / "b" / "weights.safetensors").read_bytes()

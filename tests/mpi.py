@@ -1,0 +1,44 @@
+"""Run a script of the tests on real MPI ranks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from deepex.comm.launch import launcher_prefix
+
+ROOT = Path(__file__).parent.parent
+
+
+def rank_environ(**extra: str) -> dict[str, str]:
+    """The environment for ranks: one thread each, so that four of them fit on two cores; no variables of an outer job."""
+    outer = ("PMI_", "OMPI_", "PMIX_", "SLURM_", "MPI_", "HYDRA", "MASTER_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
+
+
+def run_ranks(ranks: int, *command: str, cwd: Path = ROOT, timeout: float = 100, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run `python COMMAND…` on `ranks` ranks and give back what it printed."""
+    prefix, extra = launcher_prefix(ranks)
+    return subprocess.run(
+        [*prefix, sys.executable, *command],
+        cwd=cwd,
+        env=rank_environ(**extra, **environ),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def run_deepex(*arguments: str, cwd: Path = ROOT, timeout: float = 100, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the `deepex` command as a user would."""
+    return subprocess.run(
+        [sys.executable, "-m", "deepex", *arguments],
+        cwd=cwd,
+        env=rank_environ(**environ),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

@@ -1,0 +1,79 @@
+"""Small networks for the tests, as a user would bring them: `--set net=tests.networks:plain`."""
+
+import os
+import time
+
+import torch
+from torch import nn
+
+
+def plain(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
+    """No batch norm, no randomness: the arithmetic of a mean over replicas can be followed exactly."""
+    height, width = size
+    return nn.Sequential(
+        nn.Conv2d(channels, 4, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * -(-height // 2) * -(-width // 2), classes),
+    )
+
+
+def normed(channels: int, classes: int) -> nn.Module:
+    """Batch norm and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 3, stride=4, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, classes),
+    )
+
+
+def exploding(classes: int) -> nn.Module:
+    """Turns to NaN from its third forward pass on."""
+
+    class Exploding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.LazyLinear(classes) if classes < 0 else nn.Linear(784, classes)
+            self.calls = 0
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            self.calls += self.training
+            factor = float("nan") if self.calls > int(os.environ.get("EXPLODE_AFTER", "2")) else 1.0
+            return self.dense(images.flatten(1)) * factor
+
+    return Exploding()
+
+
+class _Troubled(nn.Module):
+    """A dense layer that on one rank is slow, or fails, as the variables TROUBLE and TROUBLED_RANK say."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(784, classes)
+        self.calls = 0
+        mine = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
+        self.trouble = os.environ.get("TROUBLE", "") if mine == os.environ.get("TROUBLED_RANK") else ""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.trouble == "slow" and self.training:
+            time.sleep(0.02)
+        if self.trouble == "fail" and self.calls == 3:
+            raise RuntimeError("the accelerator fell off the bus")
+        if self.trouble == "die" and self.calls == 3:
+            os.kill(os.getpid(), 9)
+        return self.dense(images.flatten(1))
+
+
+def troubled(classes: int) -> nn.Module:
+    """See _Troubled."""
+    return _Troubled(classes)
+
+
+def batch_normed(channels: int, classes: int) -> nn.Module:
+    """Batch norm without dropout."""
+    return nn.Sequential(*(layer for layer in normed(channels, classes) if not isinstance(layer, nn.Dropout)))
