@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepex.errors import RunError, StorageError
@@ -191,6 +191,7 @@ def fresh(factory: pytest.TempPathFactory) -> RunDirectory:
     return RunDirectory(factory.mktemp("run"))
 
 
+@settings(max_examples=40)
 @given(records=st.lists(epoch_records(), max_size=4))
 def test_epochs_come_back_as_they_were_appended(tmp_path_factory: pytest.TempPathFactory, records: list[EpochRecord]) -> None:
     run = fresh(tmp_path_factory)
@@ -199,6 +200,7 @@ def test_epochs_come_back_as_they_were_appended(tmp_path_factory: pytest.TempPat
     assert run.epochs() == records
 
 
+@settings(max_examples=40)
 @given(records=st.lists(epoch_records(), min_size=1, max_size=3), data=st.data())
 def test_a_last_line_that_a_kill_cut_off_is_no_record(
     tmp_path_factory: pytest.TempPathFactory, records: list[EpochRecord], data: st.DataObject

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepex.errors import RunError
@@ -146,6 +146,7 @@ def test_one_predicted_epoch_makes_the_comparison_predicted(which: str) -> None:
 
 # Properties
 
+few = settings(max_examples=50)
 times = st.floats(1e-3, 1e5)
 fractions = st.floats(0, 1)
 
@@ -165,6 +166,7 @@ def ratios(speedup: Speedup) -> tuple[float, ...]:
     return (speedup.per_epoch, speedup.efficiency, speedup.learning or 0.0)
 
 
+@few
 @given(runs(), fractions)
 def test_a_run_against_itself_gains_nothing(run: list[EpochRecord], value: float) -> None:
     speedup = compare(run, run, Target("train", "error", value))
@@ -174,6 +176,7 @@ def test_a_run_against_itself_gains_nothing(run: list[EpochRecord], value: float
     assert (speedup.learning is None) == all(record.train.error > value for record in run)  # type: ignore[operator]
 
 
+@few
 @given(runs(), runs(), fractions, st.floats(1e-3, 1e3))
 def test_another_unit_of_time_changes_no_ratio(
     base: list[EpochRecord], run: list[EpochRecord], value: float, factor: float
@@ -183,6 +186,7 @@ def test_another_unit_of_time_changes_no_ratio(
     assert there == pytest.approx(ratios(compare(base, run, target)), rel=1e-12)
 
 
+@few
 @given(runs(), runs(), fractions)
 def test_learning_speedup_is_speedup_times_the_ratio_of_epochs(
     base: list[EpochRecord], run: list[EpochRecord], value: float
@@ -197,6 +201,7 @@ def test_learning_speedup_is_speedup_times_the_ratio_of_epochs(
     )
 
 
+@few
 @given(runs(), runs())
 def test_there_and_back_is_one(base: list[EpochRecord], run: list[EpochRecord]) -> None:
     there, back = compare(base, run), compare(run, base)
@@ -204,6 +209,7 @@ def test_there_and_back_is_one(base: list[EpochRecord], run: list[EpochRecord]) 
     assert there.efficiency * back.efficiency == pytest.approx(1.0)
 
 
+@few
 @given(runs(), st.floats(1.001, 1e3))
 def test_a_slower_run_gains_less(run: list[EpochRecord], factor: float) -> None:
     assert compare(run, scaled(run, factor)).per_epoch < 1.0

@@ -114,7 +114,7 @@ def data(context: typer.Context) -> None:
 def main() -> None:
     """Run the command line; every error that is ours becomes one line."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="deepex", standalone_mode=False)
     except DeepexError as error:
         _fail(str(error), error.exit_code)
     except typer.Abort:

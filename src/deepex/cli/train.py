@@ -95,8 +95,8 @@ def _launch(ranks: int) -> int:
     if sys.stdout.isatty():
         environ["DEEPEX_TERMINAL_COLUMNS"] = str(os.get_terminal_size().columns)
     code = launch(ranks, [sys.executable, "-m", "deepex", *sys.argv[1:]], environ)
-    if code < 0 or code > 128:
-        number = -code if code < 0 else code - 128
-        sys.stderr.write(f"deepex: the job was ended by signal {number}; continue it with `deepex train --resume RUN`\n")
+    if code not in (0, 1, 2):  # not ours: a rank was killed, and the launcher tells how in one way or another
+        number = -code if code < 0 else code - 128 if code > 128 else code
+        sys.stderr.write(f"deepex: a rank was ended by signal {number} (launcher's code {code}); continue with --resume RUN\n")
         return 1
     return code

@@ -35,7 +35,7 @@ class RunConfig:
     batch: int = 32
     replicas: int = 0
     seed: int = 1
-    target: str | None = None
+    target: str | float | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     step: Literal["auto", "eager"] = "auto"
     placement: Literal["auto", "device", "host", "stream"] = "auto"
@@ -57,7 +57,7 @@ class RunConfig:
         if self.objective not in OBJECTIVES:
             raise UnknownName("objective", self.objective, OBJECTIVES)
         if self.target is not None:
-            self._check_target(Target.parse(self.target))
+            self._check_target(Target.parse(str(self.target)))
 
     def _check_target(self, target: Target) -> None:
         measures = ("loss", OBJECTIVES[self.objective].measure)

@@ -49,7 +49,7 @@ class Trainer:
         self._watcher = watcher if comm.rank == 0 else Watcher()
         self.learner = Learner(job, comm, clock or _make_clock(job.device))
         self._evaluator = _make_evaluator(job, comm)
-        self._target = Target.parse(job.config.target) if job.config.target else None
+        self._target = Target.parse(str(job.config.target)) if job.config.target else None
         self._signals, self._poll = StopSignals(), StopPoll(job.device)
 
     def load(self, checkpoint: Checkpoint | None) -> Position:

@@ -1,0 +1,148 @@
+"""Bad input gets one clear message with the value, the rule and the remedy; exit code 2, or 1 for a failure; no traceback."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deepex.cli import main
+from tests.mpi import run_deepex, run_ranks
+
+MakeData = Callable[[int], Path]
+
+
+def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
+    """Run the command line in this process: the exit code, and what it said on standard error."""
+    monkeypatch.setattr("sys.argv", ["deepex", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "fasion"], ["unknown recipe 'fasion'", "did you mean fashion"]),
+        (["train"], ["RECIPE or FILE.toml, or --resume"]),
+        (["train", "nowhere.toml"], ["nowhere.toml does not exist"]),
+        (["train", "fashion", "--set", "epoch=3"], ["unknown key 'epoch'", "did you mean epochs"]),
+        (["train", "fashion", "--set", "sync.priod=3"], ["unknown key 'sync.priod'", "sync.period"]),
+        (["train", "fashion", "--set", "epochs"], ["KEY=VALUE"]),
+        (["train", "fashion", "--set", "epochs=many"], ["'epochs' is 'many'", "must be int"]),
+        (["train", "fashion", "--set", "epochs=0"], ["epochs is 0", "at least 1"]),
+        (["train", "fashion", "--set", "sync.period=0"], ["sync.period is 0", "at least 1", "'epoch'"]),
+        (["train", "fashion", "--set", "sync.period=often"], ["sync.period is 'often'"]),
+        (["train", "fashion", "--set", "sync.strategy=gradients", "--set", "sync.period=4"], ["every step", "leave the period out"]),
+        (["train", "fashion", "--set", "optim.momentum=1.5"], ["optim.momentum is 1.5", "below 1"]),
+        (["train", "fashion", "--set", "precision=fp8"], ["'precision' is 'fp8'", "fp32, bf16"]),
+        (["train", "fashion", "--set", "net=resnet19"], ["unknown network 'resnet19'", "resnet18"]),
+        (["train", "fashion", "--set", "net=nowhere:nothing"], ["'nowhere' cannot be imported", "PYTHONPATH"]),
+        (["train", "fashion", "--set", "net=tests.networks:nothing"], ["tests.networks has no function 'nothing'"]),
+        (["train", "fashion", "--set", "net=os:getcwd"], ["returned str", "torch.nn.Module"]),
+        (["train", "fashion", "--set", "net=alexnet"], ["28", "63"]),
+        (["train", "fashion", "--set", "init=normal"], ["unknown initialiser 'normal'", "gaussian"]),
+        (["train", "fashion", "--set", "data=nowhere"], ["there is no directory nowhere", "deepex data pack"]),
+        (["train", "fashion", "--set", "data=sample:mnist"], ["unknown sample dataset 'mnist'", "fashion"]),
+        (["train", "fashion", "--set", "target=0.1"], ["target is", "validation error <= 0.1"]),
+        (["train", "fashion", "--set", "target=rmse<0.1"], ["classify measures loss and error"]),
+        (["train", "fashion", "--set", "objective=guess"], ["unknown objective 'guess'"]),
+        (["train", "fashion", "--replicas", "400"], ["400 replicas with batch 32", "at most 187 replicas or batch 15"]),
+        (["train", "fashion", "--set", "device=cuda"], ["torch sees no GPU", "device=cpu"]),
+        (["train", "fashion", "--set", "comm=nccl"], ["NCCL needs GPUs"]),
+        (["train", "--resume", "nowhere"], ["nowhere is not a run directory"]),
+        (["train", "fashion", "--ranks", "0"], ["--ranks is 0", "at least 1"]),
+        (["show", "nowhere"], ["nowhere is not a run directory"]),
+        (["train", "fashion", "--bogus"], ["--bogus", "--help"]),
+        (["frobnicate"], ["frobnicate", "--help"]),
+    ],
+)
+def test_mistakes(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if arguments[0] == "train" and "--resume" not in arguments:
+        arguments = [*arguments, f"--out={tmp_path / 'run'}"]
+    code, said = run_here(capsys, monkeypatch, *arguments)
+    assert code == 2, said
+    assert len(said.strip().splitlines()) == 1, said
+    assert "Traceback" not in said
+    assert all(word in said for word in words), said
+    assert not (tmp_path / "run").exists(), "nothing is written before everything is checked"
+
+
+def test_a_run_is_not_overwritten(make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["train", "fashion", f"--out={tmp_path}/run", f"--set=data={make_data(64)}", "--set=epochs=1", "-q"]
+    assert run_here(capsys, monkeypatch, *arguments)[0] == 0
+    code, said = run_here(capsys, monkeypatch, *arguments)
+    assert code == 2
+    assert "already holds a run" in said
+    assert "--resume" in said
+
+
+def test_a_dataset_whose_checksums_fail(
+    make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(make_data(64), data)
+    bad = data / "train-00000.npy"
+    content = bytearray(bad.read_bytes())
+    content[-1] ^= 255
+    bad.write_bytes(content)
+    code, said = run_here(capsys, monkeypatch, "train", "fashion", f"--set=data={data}", f"--out={tmp_path / 'run'}")
+    assert code == 2
+    assert "train-00000.npy" in said
+    assert "verify=false" in said
+
+
+def test_mistakes_on_ranks_are_said_once_by_one_rank(tmp_path: Path) -> None:
+    """Three ranks all find that replicas are no multiple of ranks; one speaks, all end with 2."""
+    result = run_ranks(3, "-m", "deepex", "train", "fashion", "--replicas=4", f"--out={tmp_path / 'run'}")
+    assert result.returncode == 2
+    said = [line for line in result.stderr.splitlines() if line.startswith("deepex:")]
+    assert len(said) == 1, result.stderr
+    assert "4 replicas cannot live on 3 ranks" in said[0]
+    assert "--replicas 3 or 6" in said[0]
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("trouble", "cause"), [("fail", "RuntimeError: the accelerator fell off the bus"), ("die", None)])
+def test_a_failing_rank_ends_the_job_at_once(trouble: str, cause: str | None, make_data: MakeData, tmp_path: Path) -> None:
+    """Rank 1 of 3 raises in a step, or is killed; the others wait in a collective and must not wait forever."""
+    settings = [f"--set={s}" for s in ("net=tests.networks:troubled", f"data={make_data(192)}", "epochs=2", "batch=8", "validate=none")]
+    result = run_deepex(
+        "train", "fashion", "--ranks=3", f"--out={tmp_path / 'run'}", *settings, TROUBLE=trouble, TROUBLED_RANK="1", timeout=60
+    )
+    assert result.returncode == 1, (result.returncode, result.stderr)
+    said = [line for line in result.stderr.splitlines() if line.startswith("deepex:")]
+    assert len(said) == 1, result.stderr
+    if cause:
+        assert re.fullmatch(rf"deepex: rank 1 on \S+ failed: {cause}", said[0])
+        assert "Traceback" not in result.stderr
+        assert "the accelerator fell off the bus" in (tmp_path / "run" / "failure-rank1.txt").read_text()
+    else:
+        assert "signal 9" in said[0]
+
+
+def test_a_nan_loss_stops_and_names_epoch_rank_and_checkpoint(make_data: MakeData, tmp_path: Path) -> None:
+    """24 samples per rank, batch 8: NaN from the fourth pass on, in the second epoch."""
+    settings = [f"--set={s}" for s in ("net=tests.networks:exploding", f"data={make_data(48)}", "epochs=5", "batch=8", "validate=none")]
+    result = run_deepex("train", "fashion", "--ranks=2", f"--out={tmp_path / 'run'}", *settings, EXPLODE_AFTER="3")
+    assert result.returncode == 1, result.stderr
+    said = [line for line in result.stderr.splitlines() if line.startswith("deepex:")]
+    assert len(said) == 1, result.stderr
+    assert "the loss of epoch 2 is not a number on rank 0, 1" in said[0]
+    assert "epoch000001-step000000.safetensors" in said[0]
+    assert "lower optim.rate" in said[0]
+    state = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert state["status"] == "failed"
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for verb in ("train", "show", "doctor", "data"):
+        monkeypatch.setattr("sys.argv", ["deepex", verb, "--help"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        assert "Usage: deepex" in capsys.readouterr().out

@@ -1,0 +1,137 @@
+"""The arena: one allocation, views that keep their strides, any module."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from deepex.engine.arena import ALIGNMENT_BYTES, Arena
+from deepex.errors import ConfigError
+from deepex.nets import build
+
+CPU = torch.device("cpu")
+
+
+class Tied(nn.Module):
+    """An encoder and a decoder that share one weight; a frozen layer; a shared buffer; an integer buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(6, 6, bias=False)
+        self.decoder = nn.Linear(6, 6, bias=False)
+        self.decoder.weight = self.encoder.weight
+        self.norm = nn.BatchNorm1d(6)
+        self.frozen = nn.Linear(6, 3)
+        for parameter in self.frozen.parameters():
+            parameter.requires_grad_(False)
+        self.register_buffer("table", torch.arange(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.frozen(self.norm(self.decoder(torch.relu(self.encoder(x)))))
+
+
+def test_everything_is_a_view_of_one_allocation() -> None:
+    network = build("resnet18", channels=1, size=(28, 28), classes=10)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    arena = Arena(network, CPU, channels_last=True)
+    start, end = arena.memory.data_ptr(), arena.memory.data_ptr() + arena.memory.nbytes
+    for name, value in (*network.named_parameters(), *network.named_buffers()):
+        assert torch.equal(value, before[name]), name
+        if value.is_floating_point():
+            assert start <= value.data_ptr() < end
+            assert value.data_ptr() % 4 == 0
+            assert (value.data_ptr() - start) % ALIGNMENT_BYTES == 0, name
+    for parameter in network.parameters():
+        assert start <= parameter.grad.data_ptr() < end
+        assert parameter.grad.stride() == parameter.stride()
+        if parameter.dim() == 4:
+            assert parameter.is_contiguous(memory_format=torch.channels_last)
+    assert arena.num_parameters == sum(p.numel() for p in network.parameters())
+
+
+def test_regions_lie_so_that_each_sync_is_one_slice() -> None:
+    network = build("resnet18", channels=1, size=(28, 28), classes=10)
+    arena = Arena(network, CPU)
+    order = [arena.gradients, arena.buffers, arena.weights, arena.momentum, arena.frozen]
+    offsets = [region.storage_offset() for region in order]
+    assert offsets == sorted(offsets)
+    assert sum(region.numel() for region in order) == arena.memory.numel()
+    for name, parts in {
+        "gradients_and_buffers": order[:2],
+        "model": order[1:3],
+        "model_and_momentum": order[1:4],
+        "state": order[1:],
+    }.items():
+        region = getattr(arena, name)
+        assert region.is_contiguous()
+        assert region.data_ptr() == parts[0].data_ptr()
+        assert region.numel() == sum(part.numel() for part in parts)
+    padding = arena.memory.nbytes / (3 * 4 * arena.num_parameters + 4 * sum(b.numel() for b in network.buffers()))
+    assert padding < 1.01, "weights, gradients, momentum and statistics, and no hidden copy"
+
+
+def test_gradients_arrive_in_the_arena() -> None:
+    torch.manual_seed(0)
+    network, plain = (build("lenet", channels=1, size=(28, 28), classes=10) for _ in range(2))
+    plain.load_state_dict(network.state_dict())
+    arena = Arena(network, CPU, channels_last=True)
+    images = torch.randn(4, 1, 28, 28)
+    network(images).square().mean().backward()
+    plain(images).square().mean().backward()
+    for (name, mine), theirs in zip(network.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, atol=1e-6), name
+    total = torch.stack([p.grad.norm() for p in plain.parameters()]).norm()
+    assert arena.gradients.norm() == pytest.approx(total.item(), rel=1e-5)
+
+
+def test_tied_frozen_and_integer_tensors() -> None:
+    network = Tied()
+    arena = Arena(network, CPU)
+    assert network.decoder.weight is network.encoder.weight
+    assert [slot.name for slot in arena.layout.weights] == ["encoder.weight", "norm.weight", "norm.bias"]
+    assert {slot.name for slot in arena.layout.frozen} == {"frozen.weight", "frozen.bias"}
+    assert [slot.name for slot in arena.layout.buffers] == ["norm.running_mean", "norm.running_var"]
+    assert network.table.tolist() == [0, 1, 2, 3]
+    assert network.frozen.weight.grad is None
+    network(torch.randn(5, 6)).sum().backward()
+    assert arena.gradients.norm() > 0
+    assert network.norm.running_mean.data_ptr() == arena.layout.buffers[0].view(arena.buffers).data_ptr()
+    arena.buffers.fill_(7)
+    assert network.norm.running_mean.eq(7).all()
+
+
+def test_no_decay_on_bias_and_norm() -> None:
+    network = build("resnet18", channels=1, size=(28, 28), classes=10)
+    arena = Arena(network, CPU)
+    undecayed = {slot.name for slot in arena.layout.undecayed}
+    norms = {f"{n}.{k}" for n, m in network.named_modules() if isinstance(m, nn.BatchNorm2d) for k in ("weight", "bias")}
+    biases = {name for name, _ in network.named_parameters() if name.endswith("bias")}
+    assert undecayed == norms | biases
+    assert all(slot.offset < arena.num_decayed for slot in arena.layout.decayed)
+    assert all(slot.offset >= arena.num_decayed for slot in arena.layout.undecayed)
+
+
+def test_mixed_dtypes_and_empty_networks_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"mixes dtypes.*module\.float"):
+        Arena(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), CPU)
+    with pytest.raises(ConfigError, match="no parameters"):
+        Arena(nn.ReLU(), CPU)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), min_size=1, max_size=6))
+def test_any_stack_of_layers_keeps_its_values(layers: list[tuple[int, int, bool]]) -> None:
+    network = nn.ModuleList(nn.Conv2d(i, o, 3, bias=bias) for i, o, bias in layers)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    arena = Arena(network, CPU, channels_last=True)
+    named = dict(arena.named_tensors())
+    assert named.keys() == before.keys()
+    assert all(torch.equal(named[name], value) for name, value in before.items())
+    arena.weights.mul_(2)
+    assert all(torch.equal(p, 2 * before[name]) for name, p in network.named_parameters())
+    occupied = sum(p.numel() for p in network.parameters())
+    arena.weights.fill_(1)
+    for slot in arena.layout.weights:
+        slot.view(arena.weights).zero_()
+    assert int(arena.weights.sum()) == arena.weights.numel() - occupied, "slots do not overlap"

@@ -1,0 +1,274 @@
+"""Nothing is lost: a run that is killed at any moment continues, exactly."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import deepex
+from deepex.comm.solo import SoloCommunicator
+from deepex.engine import checkpoint as checkpoints
+from deepex.engine.config import RunConfig
+from deepex.errors import RunError, StorageError
+from deepex.record import RunDirectory
+from deepex.sync import SyncConfig
+from tests.mpi import ROOT, rank_environ, run_deepex
+
+MakeData = Callable[[int], Path]
+
+
+def settings(data: Path, *more: str) -> list[str]:
+    keys = ("net=tests.networks:normed", f"data={data}", "batch=8", "deterministic=true", "sync.period=2", "validate=none", *more)
+    return [f"--set={key}" for key in keys]
+
+
+def weights(run: Path) -> bytes:
+    return (run / "weights.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(make_data: MakeData, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Uninterrupted runs of 4 epochs, 4 replicas, for each momentum policy."""
+    folder = tmp_path_factory.mktemp("whole")
+    for momentum in ("average", "local"):
+        config = RunConfig(
+            net="tests.networks:normed", data=str(make_data(192)), batch=8, epochs=4, replicas=4, deterministic=True, validate="none",
+            sync=SyncConfig(period=2, momentum=momentum), optim=deepex.recipe("fashion").optim,
+        )  # fmt: skip
+        deepex.train(config, SoloCommunicator(), out=folder / momentum)
+    return {momentum: folder / momentum for momentum in ("average", "local")}
+
+
+@pytest.mark.parametrize("momentum", ["average", "local"])
+def test_resume_in_the_middle_of_an_epoch_on_other_ranks(
+    momentum: str, whole: dict[str, Path], make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop by SIGTERM at the second sync of the second epoch on 1 rank; resume on 2: the bits of the uninterrupted run."""
+    run = tmp_path / "run"
+    config = deepex.RunConfig(**{**_config_of(whole[momentum]).__dict__, "data": str(make_data(192))})
+    _stop_after_syncs(monkeypatch, 3 + 2)
+    deepex.train(config, SoloCommunicator(), out=run)
+    monkeypatch.undo()
+    directory = RunDirectory.open(run)
+    assert directory.state["status"] == "stopped"
+    assert "SIGTERM" in directory.state["reason"]
+    header = checkpoints.newest(directory.checkpoints).header
+    assert (header["epoch"], header["step"]) == (1, 4)
+    assert not (run / "weights.safetensors").exists()
+    result = run_deepex("train", "--resume", str(run), "--ranks=2", "-q")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert weights(run) == weights(whole[momentum])
+    resumed, untouched = RunDirectory.open(run).epochs(), RunDirectory.open(whole[momentum]).epochs()
+    assert [e.epoch for e in resumed] == [1, 2, 3, 4]
+    assert [e.partial for e in resumed] == [False, True, False, False]
+    assert [e.samples for e in resumed] == [192] * 4
+    for mine, theirs in zip(resumed, untouched, strict=True):
+        assert mine.train.loss == pytest.approx(theirs.train.loss, rel=1e-12)
+        assert mine.train.error == theirs.train.error
+
+
+def _config_of(run: Path) -> RunConfig:
+    from deepex.recipes import resumed_config
+
+    return resumed_config(run, {})
+
+
+def _stop_after_syncs(monkeypatch: pytest.MonkeyPatch, syncs: int) -> None:
+    """Send ourselves a real SIGTERM just before sync number `syncs`."""
+    calls = []
+    original = SoloCommunicator.sum
+
+    def counted(self: SoloCommunicator, tensor: torch.Tensor) -> None:
+        calls.append(1)
+        original(self, tensor)
+
+    from deepex.engine.learner import Learner
+
+    segment = Learner.segment
+
+    def watched(self: Learner, epoch: int, start: int, stop: int, **keys: object) -> int:
+        if len(calls) + 1 == syncs:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return segment(self, epoch, start, stop, **keys)
+
+    monkeypatch.setattr(SoloCommunicator, "sum", counted)
+    monkeypatch.setattr(Learner, "segment", watched)
+
+
+def test_a_lone_replica_stops_between_two_steps(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one replica nobody waits for anyone: a sync per epoch does not delay the end."""
+    from deepex.engine.step import EagerStep
+
+    steps = []
+    backward = EagerStep.backward
+
+    def counted(self: EagerStep, scale: float = 1.0) -> None:
+        steps.append(1)
+        if len(steps) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        backward(self, scale)
+
+    config = RunConfig(net="tests.networks:normed", data=str(make_data(192)), batch=8, epochs=2, deterministic=True, validate="none")
+    deepex.train(config, SoloCommunicator(), out=tmp_path / "whole")
+    monkeypatch.setattr(EagerStep, "backward", counted)
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "cut")
+    monkeypatch.undo()
+    assert checkpoints.newest(run.checkpoints).header["step"] == 5
+    deepex.train(config, SoloCommunicator(), out=tmp_path / "cut", resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_sigterm_to_a_parallel_job_writes_a_checkpoint_and_ends_cleanly(make_data: MakeData, tmp_path: Path) -> None:
+    """As a batch system does it: the signal goes to the launcher's process, the job ends with 0 and can be resumed."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "deepex", "train", "fashion", "--ranks=2", "--replicas=4", f"--out={run}", "-q"]
+    process = subprocess.Popen([*command, *settings(make_data(192), "epochs=2000")], cwd=ROOT, env=rank_environ())
+    _wait_for(lambda: (run / "epochs.jsonl").is_file() and len(RunDirectory.open(run).epochs()) >= 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
+    state = RunDirectory.open(run).state
+    assert state["status"] == "stopped"
+    position = checkpoints.newest(run / "checkpoints").position
+    assert position.epoch >= 2
+    result = run_deepex("train", "--resume", str(run), "-q", f"--set=epochs={position.epoch + 1}")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert RunDirectory.open(run).state["status"] == "finished"
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.011, 0.037])
+def test_a_killed_run_resumes_exactly(moment: float, whole: dict[str, Path], make_data: MakeData, tmp_path: Path) -> None:
+    """kill -9 at an arbitrary moment after the first checkpoint; then resume to the bits of the uninterrupted run."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "deepex", "train", "fashion", "--replicas=4", f"--out={run}", "-q"]
+    keys = settings(make_data(192), "epochs=4", "checkpoint.syncs=1")
+    process = subprocess.Popen([*command, *keys], cwd=ROOT, env=rank_environ())
+    _wait_for(lambda: any((run / "checkpoints").glob("*.json")) if run.exists() else False)
+    time.sleep(moment)
+    process.kill()
+    process.wait()
+    result = run_deepex("train", "--resume", str(run), "-q")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert weights(run) == weights(whole["average"])
+    assert [e.epoch for e in RunDirectory.open(run).epochs()] == [1, 2, 3, 4]
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+def test_only_the_newest_are_kept(whole: dict[str, Path]) -> None:
+    names = sorted(path.name for path in (whole["average"] / "checkpoints").iterdir())
+    assert names == [f"epoch00000{k}-step000000.{kind}" for k in (3, 4) for kind in ("json", "safetensors")]
+    local = list((whole["local"] / "checkpoints").glob("*-momentum*.safetensors"))
+    assert len(local) == 2 * 4
+
+
+@pytest.fixture
+def trained(make_data: MakeData, tmp_path: Path) -> tuple[RunConfig, Path]:
+    config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=1, validate="none")
+    deepex.train(config, SoloCommunicator(), out=tmp_path / "trained")
+    return config, tmp_path / "trained"
+
+
+def _more(config: RunConfig, **keys: object) -> RunConfig:
+    return RunConfig(**{**config.__dict__, "epochs": 2, **keys})
+
+
+def test_a_truncated_checkpoint_is_named(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    path = next((run / "checkpoints").glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(RunError, match=rf"{path.name} has \d+ bytes.* says \d+ bytes.*to resume from the checkpoint before"):
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_found(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    path = next((run / "checkpoints").glob("*.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match="damaged: its checksum does not match"):
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+
+
+def test_a_checkpoint_without_its_header_does_not_exist(trained: tuple[RunConfig, Path]) -> None:
+    _, run = trained
+    next((run / "checkpoints").glob("*.json")).unlink()
+    assert checkpoints.newest(run / "checkpoints") is None
+
+
+def test_another_network_is_refused_with_the_tensor_that_differs(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    with pytest.raises(RunError, match=r"is of another network: 0\.(weight|bias) is .* in it and .* in this one"):
+        deepex.train(_more(config, net="tests.networks:plain"), SoloCommunicator(), out=run, resume=True)
+
+
+def test_other_replicas_are_refused(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    with pytest.raises(RunError, match="was trained with 1 replicas; it cannot go on with 2"):
+        deepex.train(_more(config, replicas=2), SoloCommunicator(), out=run, resume=True)
+
+
+def test_the_final_weights_load_into_plain_pytorch(trained: tuple[RunConfig, Path]) -> None:
+    from tests.networks import normed
+
+    network = normed(1, 10)
+    network.load_state_dict(load_file(trained[1] / "weights.safetensors"))
+    assert network[1].num_batches_tracked == 8
+
+
+_FILL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.argv[1:2] = []
+from deepex.cli import main
+main()
+"""
+
+
+def test_a_full_disk_is_one_clear_message(make_data: MakeData, tmp_path: Path) -> None:
+    """No file may grow over 100 kB, a checkpoint of LeNet takes 3.4 MB: exit code 1, one line, and no half-written file."""
+    arguments = ["train", "fashion", f"--out={tmp_path / 'run'}", f"--set=data={make_data(64)}", "--set=epochs=1", "-q"]
+    result = subprocess.run(
+        [sys.executable, "-c", _FILL, "100000", *arguments], cwd=ROOT, env=rank_environ(), capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert "cannot write" in result.stderr
+    assert "free space or raise the quota" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def test_disk_full_in_process(tmp_path: Path) -> None:
+    """safetensors' own error becomes ours; nothing is left behind."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"big\.safetensors.*(too large|large)"):
+            checkpoints._write(tmp_path / "big.safetensors", {"x": torch.zeros(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_headers_are_plain_json(trained: tuple[RunConfig, Path]) -> None:
+    header = json.loads(next((trained[1] / "checkpoints").glob("*.json")).read_text())
+    names = [slot[0] for slot in header["layout"]["weights"]]
+    assert "0.weight" in names
+    assert header["sums"] == [0.0, 0.0, 0.0]

@@ -1,0 +1,120 @@
+"""Optimisers in weights, against PyTorch's own and against the formula; rates against theirs."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from deepex.engine.arena import Arena
+from deepex.engine.optim import OptimConfig, Optimiser
+from deepex.engine.rate import Schedule
+
+CPU = torch.device("cpu")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 36, 4))
+
+
+def set_gradients(module: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in module.parameters():
+        value = torch.randn(parameter.shape, generator=generator)
+        if parameter.grad is None:
+            parameter.grad = value
+        else:
+            parameter.grad.copy_(value)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_sgd_is_pytorchs(momentum: float, nesterov: bool, decay: float) -> None:
+    if nesterov and not momentum:
+        nesterov = False
+    mine, theirs = network(), network()
+    arena = Arena(mine, CPU, channels_last=True)
+    optimiser = Optimiser(OptimConfig(momentum=momentum, nesterov=nesterov, weight_decay=decay), arena)
+    groups = [
+        {"params": [theirs[0].weight, theirs[3].weight], "weight_decay": decay},
+        {"params": [theirs[0].bias, theirs[1].weight, theirs[1].bias, theirs[3].bias], "weight_decay": 0.0},
+    ]
+    reference = torch.optim.SGD(groups, lr=0.1, momentum=momentum, nesterov=nesterov)
+    for step in range(4):
+        set_gradients(mine, step)
+        set_gradients(theirs, step)
+        optimiser.update(0.1)
+        reference.step()
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_scaled_update_is_update_then_scale(averaged: bool) -> None:
+    """Also over several chunks: 200,000 weights."""
+    torch.manual_seed(0)
+    plain, scaled = nn.Linear(400, 500), nn.Linear(400, 500)
+    scaled.load_state_dict(plain.state_dict())
+    arenas = [Arena(plain, CPU), Arena(scaled, CPU)]
+    optimisers = [Optimiser(OptimConfig(weight_decay=0.01), arena, scales_momentum=averaged) for arena in arenas]
+    set_gradients(plain, 1)
+    set_gradients(scaled, 1)
+    optimisers[0].update(0.1)
+    optimisers[1].update(0.1, 0.25)
+    assert torch.equal(arenas[0].weights * 0.25, arenas[1].weights)
+    assert torch.equal(arenas[0].momentum * (0.25 if averaged else 1.0), arenas[1].momentum)
+
+
+def test_lars_is_its_formula() -> None:
+    """You et al. 2017, with the rate outside the momentum, as PyTorch's SGD has it."""
+    mine = network()
+    theirs = copy.deepcopy(mine)
+    optimiser = Optimiser(OptimConfig(method="lars", momentum=0.9, weight_decay=0.05, trust=0.01), Arena(mine, CPU))
+    buffers = [torch.zeros_like(p) for p in theirs.parameters()]
+    for step in range(3):
+        set_gradients(mine, step)
+        set_gradients(theirs, step)
+        optimiser.update(0.5)
+        with torch.no_grad():
+            for buffer, (name, p) in zip(buffers, theirs.named_parameters(), strict=True):
+                g = p.grad
+                if name in ("0.weight", "3.weight"):
+                    ratio = 0.01 * p.norm() / (g.norm() + 0.05 * p.norm())
+                    g = ratio * (g + 0.05 * p)
+                buffer.mul_(0.9).add_(g)
+                p.sub_(0.5 * buffer)
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_frozen_weights_do_not_move() -> None:
+    module = network()
+    module[0].weight.requires_grad_(False)
+    before = module[0].weight.clone()
+    arena = Arena(module, CPU)
+    set_gradients(nn.ModuleList([module[1], module[3]]), 0)
+    Optimiser(OptimConfig(weight_decay=0.1), arena).update(0.1)
+    assert torch.equal(module[0].weight, before)
+
+
+def rates(config: OptimConfig, *epochs: float, total_batch: int = 256) -> list[float]:
+    schedule = Schedule(config, epochs=100, total_batch=total_batch)
+    return [schedule.rate(epoch) for epoch in epochs]
+
+
+def test_schedules() -> None:
+    assert rates(OptimConfig(rate=0.1), 0, 50, 100) == pytest.approx([0.1, 0.1, 0.1])
+    step = OptimConfig(rate=0.1, schedule="step", decay_epochs=(30, 60), decay=0.5)
+    assert rates(step, 29.99, 30, 60) == pytest.approx([0.1, 0.05, 0.025])
+    polynomial = OptimConfig(rate=0.1, schedule="polynomial", power=2, final=0.1)
+    assert rates(polynomial, 0, 50, 100) == pytest.approx([0.1, 0.1 * (0.1 + 0.9 * 0.25), 0.01])
+    cosine = OptimConfig(rate=0.1, schedule="cosine")
+    assert rates(cosine, 0, 25, 50, 100) == pytest.approx([0.1, 0.05 * (1 + math.cos(math.pi / 4)), 0.05, 0.0])
+
+
+def test_warm_up_and_linear_scaling() -> None:
+    config = OptimConfig(rate=0.1, warmup_epochs=5, scale_batch=256)
+    assert rates(config, 0, 2.5, 5, 50, total_batch=1024) == pytest.approx([0.0, 0.2, 0.4, 0.4])

@@ -1,0 +1,71 @@
+"""Recipes are complete, and what they train learns."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import deepex
+from deepex.comm.solo import SoloCommunicator
+from deepex.engine.config import RunConfig
+from deepex.recipes import RECIPES, recipe
+from deepex.recipes.job import make_job
+from deepex.record.table import dump_toml, from_table, to_table
+
+MakeData = Callable[[int], Path]
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_a_recipe_builds_and_survives_toml(name: str) -> None:
+    import tomllib
+
+    config = recipe(name)
+    assert from_table(RunConfig, tomllib.loads(dump_toml(to_table(config)))) == config
+    job = make_job(config, SoloCommunicator())
+    assert sum(p.numel() for p in job.network.parameters()) > 1000
+    assert RECIPES[name].__doc__
+
+
+def test_changes_with_dots() -> None:
+    config = recipe("fashion", {"sync.period": 16, "optim.rate": 0.1, "epochs": 3})
+    assert (config.sync.period, config.optim.rate, config.epochs) == (16, 0.1, 3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_lenet_learns_in_seconds(precision: str, tmp_path: Path) -> None:
+    config = recipe("fashion", {"epochs": 2, "net": "lenet", "replicas": 2, "precision": precision, "target": "error <= 0.3"})
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    epochs = run.epochs()
+    assert epochs[-1].validation.error < 0.35
+    assert epochs[-1].validation.samples == 2000
+    assert run.state["status"] == "finished"
+
+
+def test_a_target_ends_the_run(tmp_path: Path) -> None:
+    config = recipe("fashion", {"epochs": 50, "net": "lenet", "target": "validation error <= 0.6"})
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert len(run.epochs()) < 50
+    assert run.state["reason"] == "target reached: validation error <= 0.6"
+
+
+def test_an_autoencoder_learns(make_data: MakeData, tmp_path: Path) -> None:
+    changes = {"data": str(make_data(192)), "epochs": 15, "batch": 16, "optim.rate": 0.001}
+    config = recipe("fashion-cvae", {**changes, "net_options": {"filters": 8, "features": 16}, "target": "rmse <= 0.01"})
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    first, *_, last = run.epochs()
+    assert last.train.rmse < first.train.rmse < 0.6
+    assert last.validation.rmse < first.validation.rmse
+    assert last.train.error is None
+
+
+@pytest.mark.parametrize("placement", ["device", "host", "stream"])
+def test_placement_does_not_change_what_is_learnt(placement: str, make_data: MakeData, tmp_path: Path) -> None:
+    config = recipe(
+        "fashion", {"data": str(make_data(130)), "epochs": 2, "batch": 8, "placement": placement, "replicas": 2, "deterministic": True}
+    )
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    _LOSSES.add(run.epochs()[-1].train.loss)
+    assert len(_LOSSES) == 1
+
+
+_LOSSES: set[float] = set()
