@@ -117,10 +117,10 @@ CRAY_PALS = {  # HPE's mpiexec under PBS
     "PMI_LOCAL_SIZE": "4",
     "PMI_UNIVERSE_SIZE": "8",
 }
-CRAY_SRUN = SRUN | {  # srun --mpi=cray_shasta since Slurm 22.05: the same marks, but no PALS_LOCAL_SIZE
+CRAY_SRUN = SRUN | {  # srun --mpi=cray_shasta of a newer Slurm: the same marks, but no PALS_LOCAL_SIZE
     key: value for key, value in CRAY_PALS.items() if key not in ("PALS_LOCAL_SIZE", "PALS_DEPTH")
 }
-CRAY_SRUN_OLD = SRUN | {  # before: PALS tells rank and node alone, the rest is srun's to tell
+CRAY_SRUN_OLD = SRUN | {  # of an older Slurm: PALS tells rank and node alone, srun the rest
     key: CRAY_PALS[key] for key in ("PALS_APID", "PALS_RANKID", "PALS_NODEID", "PALS_SPOOL_DIR", "PALS_APINFO")
 }
 PBS = {
@@ -207,7 +207,7 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], str]] = {
     "srun --mpi=pmi2": (SRUN_PMI2, "slurm"),
     "srun --mpi=pmix": (SRUN_PMIX, "slurm"),
     "srun on a Cray": (CRAY_SRUN, "pals"),
-    "srun on a Cray, before Slurm 22.05": (CRAY_SRUN_OLD, "slurm"),
+    "srun on a Cray with an older Slurm": (CRAY_SRUN_OLD, "slurm"),
     "jsrun": (JSRUN, "jsrun"),
     "PBS with PALS": (PBS | CRAY_PALS, "pals"),
     "PBS with mpiexec of MPICH": (PBS | HYDRA, "mpich"),

@@ -42,9 +42,8 @@ def test_everything_is_a_view_of_one_allocation() -> None:
             assert start <= value.data_ptr() < end
             assert value.data_ptr() % 4 == 0
             assert (value.data_ptr() - start) % ALIGNMENT_BYTES == 0, name
-    for parameter in network.parameters():
-        assert start <= parameter.grad.data_ptr() < end
-        assert parameter.grad.stride() == parameter.stride()
+    for parameter, gradient in zip(network.parameters(), arena.gradient_views(), strict=False):
+        assert start <= gradient.data_ptr() < end
         if parameter.dim() == 4:
             assert parameter.is_contiguous(memory_format=torch.channels_last)
     assert arena.num_parameters == sum(p.numel() for p in network.parameters())
@@ -77,12 +76,25 @@ def test_gradients_arrive_in_the_arena() -> None:
     plain.load_state_dict(network.state_dict())
     arena = Arena(network, CPU, channels_last=True)
     images = torch.randn(4, 1, 28, 28)
-    network(images).square().mean().backward()
+    arena.gradients.fill_(9)
+    arena.backward(network(images).square().mean())
     plain(images).square().mean().backward()
-    for (name, mine), theirs in zip(network.named_parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(mine.grad, theirs.grad, atol=1e-6), name
+    theirs = dict(plain.named_parameters())
+    for slot, gradient in zip(arena.layout.weights, arena.gradient_views(), strict=True):
+        assert torch.allclose(gradient, theirs[slot.name].grad, atol=1e-6), slot.name
+    assert all(parameter.grad is None for parameter in network.parameters()), "no second copy is kept"
     total = torch.stack([p.grad.norm() for p in plain.parameters()]).norm()
-    assert arena.gradients.norm() == pytest.approx(total.item(), rel=1e-5)
+    found = torch.stack([gradient.norm() for gradient in arena.gradient_views()]).norm()
+    assert found.item() == pytest.approx(total.item(), rel=1e-5)
+
+
+def test_a_weight_that_took_no_part_gets_no_gradient() -> None:
+    network = nn.ModuleDict({"used": nn.Linear(3, 3), "idle": nn.Linear(3, 3)})
+    arena = Arena(network, CPU)
+    arena.gradients.fill_(9)
+    arena.backward(network["used"](torch.ones(1, 3)).sum())
+    for slot, gradient in zip(arena.layout.weights, arena.gradient_views(), strict=True):
+        assert bool(gradient.any()) == slot.name.startswith("used"), slot.name
 
 
 def test_tied_frozen_and_integer_tensors() -> None:
@@ -94,7 +106,7 @@ def test_tied_frozen_and_integer_tensors() -> None:
     assert [slot.name for slot in arena.layout.buffers] == ["norm.running_mean", "norm.running_var"]
     assert network.table.tolist() == [0, 1, 2, 3]
     assert network.frozen.weight.grad is None
-    network(torch.randn(5, 6)).sum().backward()
+    arena.backward(network(torch.randn(5, 6)).square().sum())
     assert arena.gradients.norm() > 0
     assert network.norm.running_mean.data_ptr() == arena.layout.buffers[0].view(arena.buffers).data_ptr()
     arena.buffers.fill_(7)

@@ -130,7 +130,7 @@ def test_seed_decides_and_another_seed_differs(make_data: MakeData, tmp_path: Pa
 
 def test_many_replicas_on_one_rank(tmp_path: Path) -> None:
     """1,536 replicas of LeNet, on the shipped 6,000 images: three images each."""
-    config = deepex.recipe("fashion", {"replicas": 1536, "batch": 3, "epochs": 1, "validate": "none", "net": "lenet"})
+    config = deepex.recipe("fashion", {"replicas": 1536, "batch": 3, "epochs": 1, "validate": "none", "net": "lenet", "threads": 1})
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     (epoch,) = run.epochs()
     assert (epoch.samples, epoch.steps, epoch.syncs) == (6000, 2, 1)

@@ -19,14 +19,16 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 36, 4))
 
 
-def set_gradients(module: nn.Module, step: int) -> None:
+def set_gradients(module: nn.Module, step: int, arena: Arena | None = None) -> None:
+    """The same random gradients for each step, in the arena or where torch.optim looks for them."""
     generator = torch.Generator().manual_seed(step)
-    for parameter in module.parameters():
+    slots = {} if arena is None else dict(zip([s.name for s in arena.layout.weights], arena.gradient_views(), strict=True))
+    for name, parameter in module.named_parameters():
         value = torch.randn(parameter.shape, generator=generator)
-        if parameter.grad is None:
+        if arena is None:
             parameter.grad = value
-        else:
-            parameter.grad.copy_(value)
+        elif name in slots:
+            slots[name].copy_(value)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -44,7 +46,7 @@ def test_sgd_is_pytorchs(momentum: float, nesterov: bool, decay: float) -> None:
     ]
     reference = torch.optim.SGD(groups, lr=0.1, momentum=momentum, nesterov=nesterov)
     for step in range(4):
-        set_gradients(mine, step)
+        set_gradients(mine, step, arena)
         set_gradients(theirs, step)
         optimiser.update(0.1)
         reference.step()
@@ -60,8 +62,8 @@ def test_scaled_update_is_update_then_scale(averaged: bool) -> None:
     scaled.load_state_dict(plain.state_dict())
     arenas = [Arena(plain, CPU), Arena(scaled, CPU)]
     optimisers = [Optimiser(OptimConfig(weight_decay=0.01), arena, scales_momentum=averaged) for arena in arenas]
-    set_gradients(plain, 1)
-    set_gradients(scaled, 1)
+    set_gradients(plain, 1, arenas[0])
+    set_gradients(scaled, 1, arenas[1])
     optimisers[0].update(0.1)
     optimisers[1].update(0.1, 0.25)
     assert torch.equal(arenas[0].weights * 0.25, arenas[1].weights)
@@ -72,10 +74,11 @@ def test_lars_is_its_formula() -> None:
     """You et al. 2017, with the rate outside the momentum, as PyTorch's SGD has it."""
     mine = network()
     theirs = copy.deepcopy(mine)
-    optimiser = Optimiser(OptimConfig(method="lars", momentum=0.9, weight_decay=0.05, trust=0.01), Arena(mine, CPU))
+    arena = Arena(mine, CPU)
+    optimiser = Optimiser(OptimConfig(method="lars", momentum=0.9, weight_decay=0.05, trust=0.01), arena)
     buffers = [torch.zeros_like(p) for p in theirs.parameters()]
     for step in range(3):
-        set_gradients(mine, step)
+        set_gradients(mine, step, arena)
         set_gradients(theirs, step)
         optimiser.update(0.5)
         with torch.no_grad():
@@ -95,7 +98,7 @@ def test_frozen_weights_do_not_move() -> None:
     module[0].weight.requires_grad_(False)
     before = module[0].weight.clone()
     arena = Arena(module, CPU)
-    set_gradients(nn.ModuleList([module[1], module[3]]), 0)
+    set_gradients(module, 0, arena)
     Optimiser(OptimConfig(weight_decay=0.1), arena).update(0.1)
     assert torch.equal(module[0].weight, before)
 

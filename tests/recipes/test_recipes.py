@@ -33,7 +33,7 @@ def test_changes_with_dots() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_lenet_learns_in_seconds(precision: str, tmp_path: Path) -> None:
-    config = recipe("fashion", {"epochs": 2, "net": "lenet", "replicas": 2, "precision": precision, "target": "error <= 0.3"})
+    config = recipe("fashion", {"epochs": 2, "net": "lenet", "replicas": 2, "precision": precision, "threads": 1, "target": "error <= 0.3"})
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     epochs = run.epochs()
     assert epochs[-1].validation.error < 0.35
@@ -42,19 +42,19 @@ def test_lenet_learns_in_seconds(precision: str, tmp_path: Path) -> None:
 
 
 def test_a_target_ends_the_run(tmp_path: Path) -> None:
-    config = recipe("fashion", {"epochs": 50, "net": "lenet", "target": "validation error <= 0.6"})
+    config = recipe("fashion", {"epochs": 50, "net": "lenet", "threads": 1, "target": "validation error <= 0.6"})
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     assert len(run.epochs()) < 50
     assert run.state["reason"] == "target reached: validation error <= 0.6"
 
 
 def test_an_autoencoder_learns(make_data: MakeData, tmp_path: Path) -> None:
-    changes = {"data": str(make_data(192)), "epochs": 15, "batch": 16, "optim.rate": 0.001}
+    changes = {"data": str(make_data(192)), "epochs": 10, "batch": 16, "optim.rate": 0.0001, "threads": 1}
     config = recipe("fashion-cvae", {**changes, "net_options": {"filters": 8, "features": 16}, "target": "rmse <= 0.01"})
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     first, *_, last = run.epochs()
     assert last.train.rmse < first.train.rmse < 0.6
-    assert last.validation.rmse < first.validation.rmse
+    assert last.validation.rmse < first.validation.rmse - 0.01
     assert last.train.error is None
 
 

@@ -25,7 +25,8 @@ class Prepare:
 
     def __call__(self, raw: torch.Tensor) -> torch.Tensor:
         """Prepare a batch; `raw` is left as it is."""
-        images = raw.permute(0, 3, 1, 2).to(torch.float32, memory_format=self._format)
-        if raw.dtype == torch.float32 and images.data_ptr() == raw.data_ptr():
-            images = images.clone(memory_format=self._format)
+        count, height, width, channels = raw.shape
+        images = torch.empty((count, channels, height, width), device=raw.device, memory_format=self._format)
+        # Not `.to(memory_format=…)`: with one channel it would keep strides that convolutions read as channels-last.
+        images.copy_(raw.permute(0, 3, 1, 2))
         return images.mul_(self._factor).add_(self._offset)

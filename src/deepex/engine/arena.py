@@ -19,7 +19,7 @@ transaction and cuDNN's vector loads all divide that); the padding between tenso
 that they were asked to stop. Integer and boolean buffers (batch norm's counters) are not averaged and stay where they are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -106,7 +106,21 @@ class Arena:
         self.state = self.memory[ends["gradients"] :]
         self.num_decayed = _extent(self.layout.decayed, dtype)
         self.num_parameters = sum(slot.count for slot in (*self.layout.weights, *self.layout.frozen))
+        self._arrived: set[str] = set()
         self._adopt(module, parameters, buffers, device)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Replace the gradients by those of `loss`. A weight that took no part in it gets zero.
+
+        Autograd makes each gradient in memory of its own. It is moved to its slot at once, while it is in the cache: half the
+        traffic of clearing the gradients first and adding to them.
+        """
+        self._arrived.clear()
+        loss.backward()
+        if len(self._arrived) < len(self.layout.weights):
+            for slot in self.layout.weights:
+                if slot.name not in self._arrived:
+                    slot.view(self.gradients).zero_()
 
     def weight_views(self) -> list[torch.Tensor]:
         """Each trainable tensor, as a view, in the order of the layout."""
@@ -127,6 +141,17 @@ class Arena:
             for slot in slots:
                 yield slot.name, slot.view(region)
 
+    def _receiver(self, slot: Slot) -> Callable[[torch.Tensor], None]:
+        view, name, arrived = slot.view(self.gradients), slot.name, self._arrived
+
+        def receive(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None, "autograd calls this after it has set the gradient"
+            view.copy_(parameter.grad)
+            parameter.grad = None
+            arrived.add(name)
+
+        return receive
+
     def _adopt(
         self,
         module: nn.Module,
@@ -140,7 +165,8 @@ class Arena:
             view = slot.view(self.weights)
             view.copy_(parameter.data)
             parameter.data = view
-            parameter.grad = slot.view(self.gradients)
+            parameter.grad = None
+            parameter.register_post_accumulate_grad_hook(self._receiver(slot))
         for slot in self.layout.frozen:
             view = slot.view(self.frozen)
             view.copy_(parameters[slot.name].data)

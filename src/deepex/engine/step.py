@@ -43,9 +43,7 @@ class EagerStep:
     def backward(self, scale: float = 1.0) -> None:
         """Replace the arena's gradients by those of the last batch's loss, times `scale`."""
         assert self._loss is not None, "backward follows forward"
-        self._arena.gradients.zero_()
-        loss = self._loss if scale == 1.0 else self._loss * scale
-        loss.backward()
+        self._arena.backward(self._loss if scale == 1.0 else self._loss * scale)
         self._loss = None
 
     def precision(self) -> AbstractContextManager[object]:

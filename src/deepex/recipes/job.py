@@ -1,5 +1,6 @@
 """Join what a configuration names: dataset, network, device, placement."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from deepex.data.placement import choose_placement
 from deepex.data.shard import Shards
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
+from deepex.engine.layout import choose_layout
+from deepex.engine.objective import make_objective
 from deepex.errors import ConfigError, DataError, UnknownName
 from deepex.machine.hardware import describe_memory
 from deepex.recipes.network import build_network
@@ -44,8 +47,23 @@ def make_job(config: RunConfig, comm: Communicator) -> Job:
         device=device,
         placement=placement,
         replicas=replicas,
-        channels_last=config.layout == "channels_last" or (config.layout == "auto" and device.type == "cuda"),
+        channels_last=config.layout == "channels_last",
     )
+
+
+def decide_layout(job: Job, comm: Communicator) -> tuple[Job, str]:
+    """Settle `layout = auto`: rank 0 tries, all follow, because a sync needs the same layout on every rank. Collective."""
+    config = job.config
+    if config.layout != "auto":
+        return job, "asked for"
+    found = None
+    if comm.rank == 0 and not config.deterministic:
+        shape, objective = job.dataset.manifest.shape, make_objective(config.objective)
+        found = choose_layout(job.network, shape=shape, batch=config.batch, objective=objective, device=job.device)
+    fixed = (False, "fixed, because deterministic")
+    channels_last, reason = comm.gather(fixed if found is None else (found.channels_last, found.reason))[0]
+    settled = dataclasses.replace(config, layout="channels_last" if channels_last else "contiguous")
+    return dataclasses.replace(job, config=settled, channels_last=channels_last), reason
 
 
 def find_data(data: str) -> Path:
@@ -68,17 +86,18 @@ def pick_device(asked: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def choices(job: Job, comm: Communicator, *, reason: str, threads: int) -> dict[str, Any]:
+def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: str, threads: int) -> dict[str, Any]:
     """What was chosen for a run, and why: the facts of run.json that the configuration does not hold."""
     parameters = sum(parameter.numel() for parameter in job.network.parameters())
     return {
         "ranks": comm.size,
         "nodes": comm.place.num_nodes,
         "replicas": job.replicas,
-        "comm": {"kind": comm.kind, "reason": reason},
+        "comm": {"kind": comm.kind, "reason": comm_reason},
         "device": str(job.device.type),
         "threads": threads,
         "placement": {"kind": job.placement.kind, "reason": job.placement.reason},
+        "layout": {"kind": job.config.layout, "reason": layout_reason},
         "step": {"kind": "eager", "reason": "PyTorch's operators one by one"},
         "network": {"name": job.config.net, "parameters": parameters},
         "samples": {name: part.count for name, part in job.dataset.manifest.parts.items()},

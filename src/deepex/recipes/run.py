@@ -22,7 +22,7 @@ from deepex.engine.watch import Watcher
 from deepex.errors import DataError, RunError
 from deepex.machine import describe
 from deepex.machine.hardware import describe_cpu
-from deepex.recipes.job import choices, make_job, pick_device
+from deepex.recipes.job import choices, decide_layout, make_job, pick_device
 from deepex.record import RunDirectory
 from deepex.record.files import write_text
 from deepex.record.run import refuse_existing_run
@@ -64,9 +64,10 @@ def _train(config: RunConfig, comm: Communicator, path: Path, *, resume: bool, w
         1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size)
     )
     with _settings(config, job, threads):
+        job, layout_reason = decide_layout(job, comm)
         chosen = choose(config.comm, place=comm.place, device=job.device.type) if config.comm == "auto" else None
         reason = chosen.reason if chosen is not None and chosen.kind == comm.kind else "asked for"
-        state = choices(job, comm, reason=reason, threads=threads)
+        state = choices(job, comm, comm_reason=reason, layout_reason=layout_reason, threads=threads)
         machines = [m for m in comm.gather(describe(path.parent, os.environ) if comm.place.local_rank == 0 else None) if m]
         run = together(comm, lambda: _open(path, job, state, machines if comm.rank == 0 else None, resume=resume))
         began = perf_counter()

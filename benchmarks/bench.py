@@ -1,0 +1,85 @@
+"""What the benchmarks share: repeated, interleaved measurements, a table, a record.
+
+An absolute time on a shared machine means little; a ratio of two things measured in turns in one run, repeated, does. So `in_turns`
+runs the contestants A B A B …, and a result is a ratio over all turns, with its range over stretches of the run.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RECORDS = Path(__file__).parent / "records"
+
+
+def in_turns(contestants: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Each contestant's measurements; a contestant returns its own seconds (or images/s). One round of warm-up is thrown away."""
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(repeats + 1):
+        for name, run in contestants.items():
+            value = run()
+            if turn:
+                found[name].append(value)
+    return found
+
+
+def ratio(values: Sequence[float], base: Sequence[float], *, blocks: int = 5) -> dict[str, float]:
+    """The ratio of the fast quarters' means, over all turns; its range is that over `blocks` stretches of the run.
+
+    Other users of the machine can only add to a time, and do so in bursts: the slow turns say something about them, the fast ones
+    about the code.
+    """
+    size = len(values) // blocks
+    parts = [_fast(values[k * size : (k + 1) * size]) / _fast(base[k * size : (k + 1) * size]) for k in range(blocks)]
+    return {"ratio": _fast(values) / _fast(base), "low": min(parts), "high": max(parts)}
+
+
+def _fast(values: Sequence[float]) -> float:
+    return statistics.mean(sorted(values)[: max(1, len(values) // 4)])
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table that pastes well."""
+    cells = [[str(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
+    print(f"\n{title}")
+    for number, row in enumerate(cells):
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
+        if number == 0:
+            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+
+
+def show_ratio(found: dict[str, float]) -> str:
+    """A ratio with its range, for a table."""
+    return f"{found['ratio']:.3f} ({found['low']:.3f}-{found['high']:.3f})"
+
+
+def write_record(name: str, result: dict[str, Any], *, keep: bool) -> None:
+    """Write the result with machine, versions and commit; `keep` puts it among the published records."""
+    from deepex.machine import describe
+
+    folder = RECORDS if keep else Path("runs") / "benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "benchmark": name,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe(environ=os.environ),
+        **result,
+    }
+    record["machine"].pop("file_system", None)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"record: {path}")
+
+
+def arguments(description: str, **defaults: int) -> argparse.Namespace:
+    """The options that every benchmark has, and its own numbers."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--keep", action="store_true", help="write the record into benchmarks/records")
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    return parser.parse_args()

@@ -1,0 +1,142 @@
+"""One rank against a bare PyTorch loop on the same batch order, and what the phase profile costs.
+
+    python benchmarks/one_rank.py
+
+The bare loop is the best we know for the case: samples already in memory, standardised once, as float32, gathered by index, fused
+SGD, gradients set to None, and the memory order, contiguous or channels-last, that is faster for it. It measures no phases and counts no errors until its epoch ends.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import bench
+import torch
+from torch import nn
+from torch.nn import functional
+
+import deepex
+from deepex.comm.solo import SoloCommunicator
+from deepex.data.shard import epoch_order
+from deepex.engine.config import RunConfig
+from deepex.engine.trainer import Trainer
+from deepex.engine.watch import Watcher
+from deepex.recipes.job import decide_layout, make_job
+from deepex.record import RunDirectory
+from deepex.record.clock import HostClock, NoClock, PhaseClock
+
+WORKLOADS = {"lenet": 960, "lenet-caffe": 960, "resnet18": 64}
+
+
+def bare_loop(config: RunConfig, count: int, order: torch.memory_format) -> Callable[[], float]:
+    """Epochs of the bare loop; a call gives the seconds of one."""
+    job = make_job(config, SoloCommunicator())
+    job.network.to(memory_format=order)
+    images, labels = (torch.from_numpy(a) for a in job.dataset.part("train").read(0, job.dataset.part("train").count))
+    manifest, shards, network = job.dataset.manifest, job.shards, job.network.train()
+    inputs = torch.empty((len(images), *manifest.shape), memory_format=order).copy_(images.permute(0, 3, 1, 2))
+    inputs = inputs.div_(255).sub_(manifest.mean[0]).div_(manifest.deviation[0])
+    optim = config.optim
+    optimiser = torch.optim.SGD(
+        network.parameters(), lr=optim.rate, momentum=optim.momentum, weight_decay=optim.weight_decay, fused=True
+    )
+    state = {"epoch": 0}
+
+    def epoch() -> float:
+        began = perf_counter()
+        order = torch.from_numpy(epoch_order(shards, 0, seed=config.seed, epoch=state["epoch"]))
+        state["epoch"] += 1
+        total = torch.zeros(())
+        for batch in order[:count].split(config.batch):
+            optimiser.zero_grad(set_to_none=True)
+            loss = functional.cross_entropy(network(inputs.index_select(0, batch)), labels[batch])
+            loss.backward()
+            optimiser.step()
+            total += loss.detach() * len(batch)
+        total.item()
+        return perf_counter() - began
+
+    return epoch
+
+
+def deepex_epochs(config: RunConfig, clock: PhaseClock) -> tuple[Callable[[], float], nn.Module]:
+    """The learner's epochs; a call gives the seconds of one, its sync and the reading of its sums included."""
+    job, reason = decide_layout(make_job(config, SoloCommunicator()), SoloCommunicator())
+    print(config.net, reason)
+    run = RunDirectory.create(Path(tempfile.mkdtemp()) / "run", {}, [], {})
+    trainer = Trainer(job, SoloCommunicator(), run, Watcher(), clock=clock)
+    trainer.load(None)
+    learner = trainer.learner
+    learner.start()
+    state = {"epoch": 0}
+
+    def epoch() -> float:
+        began = perf_counter()
+        learner.begin_epoch(state["epoch"], 0)
+        for start, stop in learner.plan:
+            learner.segment(state["epoch"], start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+        state["epoch"] += 1
+        learner.clock.seconds()
+        learner.step.sums.tolist()
+        return perf_counter() - began
+
+    return epoch, job.network
+
+
+def main() -> None:
+    options = bench.arguments(__doc__, repeats=60, threads=1)
+    torch.set_num_threads(options.threads)
+    torch.backends.cudnn.allow_tf32 = False
+    rows, result = [], {}
+    for net, samples in WORKLOADS.items():
+        config = deepex.recipe("fashion", {"net": net, "batch": 32, "threads": options.threads, "data": small_data(samples)})
+        ours, _ = deepex_epochs(config, HostClock())
+        silent, _ = deepex_epochs(config, NoClock())
+        orders = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
+        bare = {name: bare_loop(config, samples, order) for name, order in orders.items()}
+        found = bench.in_turns({**bare, "deepex": ours, "no clock": silent}, options.repeats)
+        best = min(orders, key=lambda name: statistics.median(found[name]))
+        found["bare"] = found[best]
+        against = bench.ratio(found["deepex"], found["bare"])
+        profile = bench.ratio(found["deepex"], found["no clock"])
+        speed = samples / sorted(found["deepex"])[len(found["deepex"]) // 2]
+        rows.append([net, samples, f"{speed:,.0f}", best, bench.show_ratio(against), bench.show_ratio(profile)])
+        result[net] = {"seconds": found, "deepex_over_bare": against, "profile_over_none": profile}
+    columns = [
+        "network",
+        "images",
+        "img/s",
+        "bare loop's best",
+        "DeepEx / bare loop (bar 1.03)",
+        "with / without phase profile (bar 1.01)",
+    ]
+    bench.print_table(
+        f"time of an epoch, one rank, {options.threads} thread(s), batch 32; fast quarter of {options.repeats} turns (range over fifths)",
+        columns,
+        rows,
+    )
+    bench.write_record("one_rank", {"threads": options.threads, "results": result}, keep=options.keep)
+
+
+def small_data(samples: int) -> str:
+    """The shipped sample, or its first images."""
+    if samples == 6000:
+        return "sample:fashion"
+    import numpy as np
+
+    from deepex.data.dataset import PackedDataset
+    from deepex.data.pack import pack
+    from deepex.recipes.job import SAMPLES
+
+    sample = PackedDataset.open(SAMPLES / "fashion")
+    images, labels = sample.part("train").read(0, samples)
+    folder = Path(tempfile.mkdtemp())
+    np.savez(folder / "some.npz", images=images, labels=labels)
+    pack(folder / "some.npz", folder / "packed", classes=sample.manifest.classes, validation=0.0)
+    return str(folder / "packed")
+
+
+if __name__ == "__main__":
+    main()
