@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def make_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Pack the first `count` training images of the shipped sample, and 64 for validation; the same directory for the same count."""
+    """Pack the first `count` training images of the shipped sample, and 64 for validation; one directory per count."""
     made: dict[int, Path] = {}
 
     def make(count: int) -> Path:

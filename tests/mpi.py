@@ -17,7 +17,9 @@ def rank_environ(**extra: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
 
 
-def run_ranks(ranks: int, *command: str, cwd: Path = ROOT, timeout: float = 100, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_ranks(
+    ranks: int, *command: str, cwd: Path = ROOT, timeout: float = 100, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """Run `python COMMAND…` on `ranks` ranks and give back what it printed."""
     prefix, extra = launcher_prefix(ranks)
     return subprocess.run(

@@ -35,7 +35,10 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         (["train", "fashion", "--set", "epochs=0"], ["epochs is 0", "at least 1"]),
         (["train", "fashion", "--set", "sync.period=0"], ["sync.period is 0", "at least 1", "'epoch'"]),
         (["train", "fashion", "--set", "sync.period=often"], ["sync.period is 'often'"]),
-        (["train", "fashion", "--set", "sync.strategy=gradients", "--set", "sync.period=4"], ["every step", "leave the period out"]),
+        (
+            ["train", "fashion", "--set", "sync.strategy=gradients", "--set", "sync.period=4"],
+            ["every step", "leave the period out"],
+        ),
         (["train", "fashion", "--set", "optim.momentum=1.5"], ["optim.momentum is 1.5", "below 1"]),
         (["train", "fashion", "--set", "precision=fp8"], ["'precision' is 'fp8'", "fp32, bf16"]),
         (["train", "fashion", "--set", "net=resnet19"], ["unknown network 'resnet19'", "resnet18"]),
@@ -72,7 +75,9 @@ def test_mistakes(
     assert not (tmp_path / "run").exists(), "nothing is written before everything is checked"
 
 
-def test_a_run_is_not_overwritten(make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_not_overwritten(
+    make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["train", "fashion", f"--out={tmp_path}/run", f"--set=data={make_data(64)}", "--set=epochs=1", "-q"]
     assert run_here(capsys, monkeypatch, *arguments)[0] == 0
     code, said = run_here(capsys, monkeypatch, *arguments)
@@ -110,7 +115,9 @@ def test_mistakes_on_ranks_are_said_once_by_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("trouble", "cause"), [("fail", "RuntimeError: the accelerator fell off the bus"), ("die", None)])
 def test_a_failing_rank_ends_the_job_at_once(trouble: str, cause: str | None, make_data: MakeData, tmp_path: Path) -> None:
     """Rank 1 of 3 raises in a step, or is killed; the others wait in a collective and must not wait forever."""
-    settings = [f"--set={s}" for s in ("net=tests.networks:troubled", f"data={make_data(192)}", "epochs=2", "batch=8", "validate=none")]
+    settings = [
+        f"--set={s}" for s in ("net=tests.networks:troubled", f"data={make_data(192)}", "epochs=2", "batch=8", "validate=none")
+    ]
     result = run_deepex(
         "train", "fashion", "--ranks=3", f"--out={tmp_path / 'run'}", *settings, TROUBLE=trouble, TROUBLED_RANK="1", timeout=60
     )
@@ -127,7 +134,9 @@ def test_a_failing_rank_ends_the_job_at_once(trouble: str, cause: str | None, ma
 
 def test_a_nan_loss_stops_and_names_epoch_rank_and_checkpoint(make_data: MakeData, tmp_path: Path) -> None:
     """24 samples per rank, batch 8: NaN from the fourth pass on, in the second epoch."""
-    settings = [f"--set={s}" for s in ("net=tests.networks:exploding", f"data={make_data(48)}", "epochs=5", "batch=8", "validate=none")]
+    settings = [
+        f"--set={s}" for s in ("net=tests.networks:exploding", f"data={make_data(48)}", "epochs=5", "batch=8", "validate=none")
+    ]
     result = run_deepex("train", "fashion", "--ranks=2", f"--out={tmp_path / 'run'}", *settings, EXPLODE_AFTER="3")
     assert result.returncode == 1, result.stderr
     said = [line for line in result.stderr.splitlines() if line.startswith("deepex:")]

@@ -7,6 +7,7 @@ import json
 import sys
 import traceback
 
+import pytest
 import torch
 
 from deepex.comm import Communicator, connect
@@ -71,12 +72,8 @@ def check_barrier(comm: Communicator) -> None:
 
 def check_strided_tensors_are_refused(comm: Communicator) -> None:
     for call in (comm.sum, comm.broadcast):
-        try:
+        with pytest.raises(CommError, match="contiguous"):
             call(torch.ones(4, 4).t()[:, ::2])
-        except CommError as error:
-            assert "contiguous" in str(error)
-        else:
-            raise AssertionError("a strided tensor was taken")
 
 
 def check_split(comm: Communicator) -> None:
@@ -106,7 +103,7 @@ def main(kind: str) -> None:
         try:
             check(comm)
             found = "ok"
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, it is the verdict
             found = traceback.format_exc()
         results = comm.gather(found)
         report[check.__name__] = next((f"rank {r}: {text}" for r, text in enumerate(results) if text != "ok"), "ok")

@@ -206,7 +206,7 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], str]] = {
     "srun": (SRUN, "slurm"),
     "srun --mpi=pmi2": (SRUN_PMI2, "slurm"),
     "srun --mpi=pmix": (SRUN_PMIX, "slurm"),
-    "srun on a Cray": (CRAY_SRUN, "pals"),
+    "srun on a Cray": (CRAY_SRUN, "slurm"),
     "srun on a Cray with an older Slurm": (CRAY_SRUN_OLD, "slurm"),
     "jsrun": (JSRUN, "jsrun"),
     "PBS with PALS": (PBS | CRAY_PALS, "pals"),

@@ -1,5 +1,6 @@
 """Shards and feeds: every sample once, the same batches from every placement, errors from the worker in the consumer."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def test_shards_cover_every_sample_once(count: int, replicas: int, batch: int) -
     bounds = [shards.bounds(r) for r in range(replicas)]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == count
-    assert all(a[1] == b[0] for a, b in zip(bounds, bounds[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
     sizes = [stop - start for start, stop in bounds]
     assert max(sizes) - min(sizes) <= 1
     for start in range(shards.steps):

@@ -21,7 +21,14 @@ def config(data: str, way: str) -> RunConfig:
     """8 replicas with batch norm and dropout."""
     sync, deterministic = WAYS[way]
     return RunConfig(
-        net="tests.networks:normed", data=data, epochs=2, batch=8, replicas=8, validate="none", sync=sync, deterministic=deterministic
+        net="tests.networks:normed",
+        data=data,
+        epochs=2,
+        batch=8,
+        replicas=8,
+        validate="none",
+        sync=sync,
+        deterministic=deterministic,
     )
 
 

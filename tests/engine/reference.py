@@ -14,7 +14,7 @@ from deepex.recipes.network import build_network
 from deepex.sync import parse_period, segments
 
 
-def train_reference(config: RunConfig, replicas: int) -> dict[str, torch.Tensor]:
+def train_reference(config: RunConfig, replicas: int) -> dict[str, torch.Tensor]:  # noqa: C901 - in one piece it reads as the definition
     """The state dict after all epochs. Knows SGD with momentum, Nesterov and weight decay at a constant rate."""
     dataset = PackedDataset.open(Path(config.data))
     part, manifest = dataset.part("train"), dataset.manifest
@@ -45,8 +45,7 @@ def train_reference(config: RunConfig, replicas: int) -> dict[str, torch.Tensor]
             shares = [count / sum(seen) for count in seen]
             if config.sync.strategy == "gradients":
                 mean = {
-                    name: sum(share * g[name] for share, g in zip(shares, gradients, strict=True) if share)
-                    for name in gradients[0]
+                    name: sum(share * g[name] for share, g in zip(shares, gradients, strict=True) if share) for name in gradients[0]
                 }
                 for network, momentum in zip(networks, momenta, strict=True):
                     _update(config, network, momentum, mean)
@@ -68,7 +67,8 @@ def _update(config: RunConfig, network: nn.Module, momentum: dict, gradients: di
         decay = 0.0 if kind == "bias" or owner in norms else optim.weight_decay
         gradient = gradients[name] + decay * parameter
         momentum[name] = optim.momentum * momentum[name] + gradient
-        parameter -= optim.rate * (gradient + optim.momentum * momentum[name] if optim.nesterov else momentum[name])
+        step = gradient + optim.momentum * momentum[name] if optim.nesterov else momentum[name]
+        parameter.sub_(step, alpha=optim.rate)
 
 
 @torch.no_grad()

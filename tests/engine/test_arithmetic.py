@@ -17,8 +17,8 @@ from deepex.engine.config import RunConfig
 from deepex.engine.optim import OptimConfig
 from deepex.recipes.network import build_network
 from deepex.sync import SyncConfig
-from tests.engine.reference import train_reference
 from tests.engine.many import WAYS
+from tests.engine.reference import train_reference
 from tests.mpi import run_ranks
 
 MakeData = Callable[[int], Path]

@@ -41,8 +41,8 @@ def whole(make_data: MakeData, tmp_path_factory: pytest.TempPathFactory) -> dict
     folder = tmp_path_factory.mktemp("whole")
     for momentum in ("average", "local"):
         config = RunConfig(
-            net="tests.networks:normed", data=str(make_data(192)), batch=8, epochs=4, replicas=4, deterministic=True, validate="none",
-            sync=SyncConfig(period=2, momentum=momentum), optim=deepex.recipe("fashion").optim,
+            net="tests.networks:normed", data=str(make_data(192)), batch=8, epochs=4, replicas=4,
+            deterministic=True, validate="none", sync=SyncConfig(period=2, momentum=momentum), optim=deepex.recipe("fashion").optim,
         )  # fmt: skip
         deepex.train(config, SoloCommunicator(), out=folder / momentum)
     return {momentum: folder / momentum for momentum in ("average", "local")}
@@ -117,7 +117,9 @@ def test_a_lone_replica_stops_between_two_steps(make_data: MakeData, tmp_path: P
             os.kill(os.getpid(), signal.SIGTERM)
         backward(self, scale)
 
-    config = RunConfig(net="tests.networks:normed", data=str(make_data(192)), batch=8, epochs=2, deterministic=True, validate="none")
+    config = RunConfig(
+        net="tests.networks:normed", data=str(make_data(192)), batch=8, epochs=2, deterministic=True, validate="none"
+    )
     deepex.train(config, SoloCommunicator(), out=tmp_path / "whole")
     monkeypatch.setattr(EagerStep, "backward", counted)
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "cut")
@@ -244,7 +246,12 @@ def test_a_full_disk_is_one_clear_message(make_data: MakeData, tmp_path: Path) -
     """No file may grow over 100 kB, a checkpoint of LeNet takes 3.4 MB: exit code 1, one line, and no half-written file."""
     arguments = ["train", "fashion", f"--out={tmp_path / 'run'}", f"--set=data={make_data(64)}", "--set=epochs=1", "-q"]
     result = subprocess.run(
-        [sys.executable, "-c", _FILL, "100000", *arguments], cwd=ROOT, env=rank_environ(), capture_output=True, text=True, check=False
+        [sys.executable, "-c", _FILL, "100000", *arguments],
+        cwd=ROOT,
+        env=rank_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 1
     assert "cannot write" in result.stderr

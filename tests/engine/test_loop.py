@@ -14,9 +14,9 @@ from deepex.comm.solo import SoloCommunicator
 from deepex.engine.config import RunConfig
 from deepex.engine.trainer import Trainer
 from deepex.engine.watch import Watcher
-from deepex.record.clock import SYNC, HostClock
 from deepex.recipes.job import make_job
 from deepex.record import RunDirectory
+from deepex.record.clock import SYNC, HostClock
 from deepex.sync import SyncConfig
 from tests.mpi import run_deepex
 
@@ -48,6 +48,7 @@ class Recording(Communicator):
     def barrier(self) -> None: ...
     def split(self, color: int, key: int = 0) -> Communicator:
         raise AssertionError
+
     def abort(self, code: int) -> None: ...
     def close(self) -> None: ...
 
@@ -114,7 +115,9 @@ def test_compute_phases_contain_no_collective(make_data: MakeData, tmp_path: Pat
 
 
 @pytest.mark.parametrize("samples", [64, 192])
-def test_the_host_reads_the_device_once_per_epoch(samples: int, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_reads_the_device_once_per_epoch(
+    samples: int, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Reads of a tensor's value do not grow with the steps of an epoch (8 and 24), with one sync per epoch."""
     reads = Counter()
     for name in ("item", "tolist", "__float__", "__bool__", "__int__"):
@@ -133,7 +136,9 @@ def test_the_host_reads_the_device_once_per_epoch(samples: int, make_data: MakeD
 
 def test_a_slow_rank_shows_as_slow(make_data: MakeData, tmp_path: Path) -> None:
     """Rank 1 sleeps in its forward pass: its forward time grows, and the other rank's wait is in its sync time."""
-    settings = [f"--set={s}" for s in ("net=tests.networks:troubled", f"data={make_data(64)}", "epochs=2", "batch=8", "validate=none")]
+    settings = [
+        f"--set={s}" for s in ("net=tests.networks:troubled", f"data={make_data(64)}", "epochs=2", "batch=8", "validate=none")
+    ]
     result = run_deepex("train", "fashion", "--ranks=2", f"--out={tmp_path / 'run'}", *settings, TROUBLE="slow", TROUBLED_RANK="1")
     assert result.returncode == 0, result.stderr[-2000:]
     last = RunDirectory.open(tmp_path / "run").epochs()[-1]

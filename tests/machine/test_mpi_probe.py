@@ -38,9 +38,7 @@ def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 def test_an_mpi_that_aborts_is_told_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said = 'print(\'deepex-mpi-probe:{"vendor": "Cray MPICH"}\', flush=True)'
-    run_instead(
-        monkeypatch, f"import os, sys; {said}; print('hello\\nMPID_Init: init failed', file=sys.stderr); os.abort()"
-    )
+    run_instead(monkeypatch, f"import os, sys; {said}; print('hello\\nMPID_Init: init failed', file=sys.stderr); os.abort()")
     facts = probe_mpi()
     assert facts["error"] == "the process that started MPI was ended by SIGABRT: MPID_Init: init failed"
     assert facts["vendor"] == "Cray MPICH"
@@ -54,9 +52,7 @@ def test_an_mpi_that_hangs_is_ended_with_its_daemons(monkeypatch: pytest.MonkeyP
 
 
 def test_chatter_of_the_library_is_not_taken_for_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_instead(
-        monkeypatch, "print('hello'); print('deepex-mpi-probe:{broken'); print('deepex-mpi-probe:{\"started\": true}')"
-    )
+    run_instead(monkeypatch, "print('hello'); print('deepex-mpi-probe:{broken'); print('deepex-mpi-probe:{\"started\": true}')")
     facts = probe_mpi()
     assert facts["started"]
     assert facts["error"] is None

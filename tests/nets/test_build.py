@@ -24,9 +24,7 @@ def test_unknown_network_names_the_near_ones() -> None:
 
 
 def test_unknown_option_names_those_there_are() -> None:
-    with pytest.raises(
-        ConfigError, match=r"cvae has no option 'laten'.*filters \(128\), features \(128\), latent \(3\)"
-    ):
+    with pytest.raises(ConfigError, match=r"cvae has no option 'laten'.*filters \(128\), features \(128\), latent \(3\)"):
         build("cvae", **IMAGE, laten=2)
     with pytest.raises(ConfigError, match=r"lenet has no option 'dropout'.*none"):
         build("lenet", **IMAGE, dropout=0.1)

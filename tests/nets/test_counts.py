@@ -104,9 +104,7 @@ def count(name: str, channels: int, height: int, width: int, classes: int, **opt
 
 
 @pytest.mark.parametrize(("name", "input_and_classes", "published", "summed"), PUBLISHED)
-def test_count_is_the_published_one(
-    name: str, input_and_classes: tuple[int, int, int, int], published: int, summed: int
-) -> None:
+def test_count_is_the_published_one(name: str, input_and_classes: tuple[int, int, int, int], published: int, summed: int) -> None:
     assert count(name, *input_and_classes) == published == summed
 
 

@@ -25,9 +25,7 @@ def test_layers_are_the_papers() -> None:
 
 
 def test_outputs_have_their_shapes() -> None:
-    logits, mean, log_variance = build("cvae", channels=2, size=(12, 7), classes=9, filters=4, latent=5)(
-        torch.rand(3, 2, 12, 7)
-    )
+    logits, mean, log_variance = build("cvae", channels=2, size=(12, 7), classes=9, filters=4, latent=5)(torch.rand(3, 2, 12, 7))
     assert logits.shape == (3, 2, 12, 7)
     assert mean.shape == log_variance.shape == (3, 5)
 

@@ -30,11 +30,7 @@ def test_add_hands_the_gradient_to_both_inputs() -> None:
 def test_the_stride_of_a_bottleneck_is_on_its_3x3() -> None:
     with torch.device("meta"):
         net = build("resnet50", channels=3, size=(224, 224), classes=10)
-    strided = [
-        module.kernel_size
-        for module in net.stages.modules()
-        if isinstance(module, nn.Conv2d) and module.stride == (2, 2)
-    ]
+    strided = [module.kernel_size for module in net.stages.modules() if isinstance(module, nn.Conv2d) and module.stride == (2, 2)]
     assert sorted(strided) == [(1, 1)] * 3 + [(3, 3)] * 3
 
 

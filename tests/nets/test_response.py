@@ -17,12 +17,8 @@ def test_within_a_channel_equals_the_formula() -> None:
     x = torch.randn(1, 2, 4, 5, dtype=torch.float64)
     out = LocalResponse(3, alpha=0.3, region="within")(x)
     inner, corner = x[0, 1, 0:3, 1:4], x[0, 1, 0:2, 0:2]
-    assert out[0, 1, 1, 2].item() == pytest.approx(
-        (x[0, 1, 1, 2] * (1 + 0.3 * inner.square().sum() / 9) ** -0.75).item()
-    )
-    assert out[0, 1, 0, 0].item() == pytest.approx(
-        (x[0, 1, 0, 0] * (1 + 0.3 * corner.square().sum() / 9) ** -0.75).item()
-    )
+    assert out[0, 1, 1, 2].item() == pytest.approx((x[0, 1, 1, 2] * (1 + 0.3 * inner.square().sum() / 9) ** -0.75).item())
+    assert out[0, 1, 0, 0].item() == pytest.approx((x[0, 1, 0, 0] * (1 + 0.3 * corner.square().sum() / 9) ** -0.75).item())
 
 
 @pytest.mark.parametrize("region", ["across", "within"])

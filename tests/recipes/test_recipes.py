@@ -33,7 +33,9 @@ def test_changes_with_dots() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_lenet_learns_in_seconds(precision: str, tmp_path: Path) -> None:
-    config = recipe("fashion", {"epochs": 2, "net": "lenet", "replicas": 2, "precision": precision, "threads": 1, "target": "error <= 0.3"})
+    config = recipe(
+        "fashion", {"epochs": 2, "net": "lenet", "replicas": 2, "precision": precision, "threads": 1, "target": "error <= 0.3"}
+    )
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     epochs = run.epochs()
     assert epochs[-1].validation.error < 0.35
@@ -61,7 +63,8 @@ def test_an_autoencoder_learns(make_data: MakeData, tmp_path: Path) -> None:
 @pytest.mark.parametrize("placement", ["device", "host", "stream"])
 def test_placement_does_not_change_what_is_learnt(placement: str, make_data: MakeData, tmp_path: Path) -> None:
     config = recipe(
-        "fashion", {"data": str(make_data(130)), "epochs": 2, "batch": 8, "placement": placement, "replicas": 2, "deterministic": True}
+        "fashion",
+        {"data": str(make_data(130)), "epochs": 2, "batch": 8, "placement": placement, "replicas": 2, "deterministic": True},
     )
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     _LOSSES.add(run.epochs()[-1].train.loss)

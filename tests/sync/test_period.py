@@ -1,5 +1,7 @@
 """When replicas agree."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,10 @@ from deepex.errors import ConfigError
 from deepex.sync import parse_period, segments
 
 periods = st.one_of(
-    st.integers(1, 40), st.just("epoch"), st.integers(1, 40).map(lambda k: f"{k} per epoch"), st.integers(1, 40).map("{}/epoch".format)
+    st.integers(1, 40),
+    st.just("epoch"),
+    st.integers(1, 40).map(lambda k: f"{k} per epoch"),
+    st.integers(1, 40).map("{}/epoch".format),
 )
 
 
@@ -18,7 +23,7 @@ def test_segments_cover_the_epoch_and_resume_anywhere(period: int | str, steps: 
     assert plan[0][0] == 0
     assert plan[-1][1] == steps
     assert all(start < stop for start, stop in plan)
-    assert all(a[1] == b[0] for a, b in zip(plan, plan[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(plan))
     cut = data.draw(st.sampled_from(plan))[0]
     assert segments(parse_period(period), cut, steps) == [s for s in plan if s[0] >= cut], "resumed at a sync, the rest is the same"
 

@@ -30,8 +30,8 @@ _Set = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
-@app.command()
-def train(  # noqa: PLR0917 - typer reads the options from the signature
+@app.command("train")
+def train_verb(  # noqa: PLR0917 - typer reads the options from the signature
     recipe: Annotated[
         str | None,
         typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe's name (`--list` shows them) or a TOML file."),
@@ -75,8 +75,8 @@ def train(  # noqa: PLR0917 - typer reads the options from the signature
     )
 
 
-@app.command()
-def show(
+@app.command("show")
+def show_verb(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
     base: Annotated[str | None, typer.Option(metavar="RUN", help="Compare with this run: speedup and efficiency.")] = None,
     target: Annotated[
@@ -95,8 +95,8 @@ def show(
     _verb("show").show(run=run, base=base, targets=target or [], as_json=json)
 
 
-@app.command()
-def doctor(json: _Json = False) -> None:
+@app.command("doctor")
+def doctor_verb(json: _Json = False) -> None:
     """Say what this machine has (MPI, NCCL, GPUs, cores, memory, file systems), what DeepEx would choose, and why."""
     _verb("doctor").doctor(json)
 
@@ -106,7 +106,7 @@ def doctor(json: _Json = False) -> None:
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
-def data(context: typer.Context) -> None:
+def data_verb(context: typer.Context) -> None:
     """Pack, inspect and verify datasets: `deepex data --help`."""
     _verb("data").app(args=context.args, prog_name="deepex data", standalone_mode=False)
 
@@ -135,7 +135,11 @@ def _fail(message: str, code: int) -> None:
     """Print one line and end; of ranks that all found the same mistake, rank 0 speaks."""
     from deepex.comm.place import find_place
 
-    if find_place(os.environ).rank == 0:
+    try:
+        speaks = find_place(os.environ).rank == 0
+    except DeepexError:
+        speaks = True
+    if speaks:
         sys.stderr.write(f"deepex: {message}\n")
     sys.exit(code)
 

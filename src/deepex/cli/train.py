@@ -28,7 +28,7 @@ def train(
         return
     if (recipe is None) == (resume is None):
         raise ConfigError("train takes a RECIPE or FILE.toml, or --resume DIR: one of them")
-    if ranks is not None and not _launched():
+    if ranks is not None and ranks != _started_ranks():
         sys.exit(_launch(ranks))
     sys.path.insert(0, str(Path.cwd()))  # where `net=module:function` is looked up first
     config = _config(recipe, resume, replicas, assignments)
@@ -74,11 +74,11 @@ def _list_recipes() -> None:
         sys.stdout.write(f"{name:<16} {(function.__doc__ or '').splitlines()[0]}\n")
 
 
-def _launched() -> bool:
-    """Whether a launcher already started this process as one of several ranks, or as the only one of its job."""
+def _started_ranks() -> int:
+    """How many ranks a launcher has already started; 1 if we are alone."""
     from deepex.comm.place import find_place
 
-    return find_place(os.environ).launcher != "none"
+    return find_place(os.environ).size
 
 
 def _rank() -> int:
@@ -91,6 +91,8 @@ def _launch(ranks: int) -> int:
     """Start this same command on `ranks` ranks; bars survive the launcher's pipe because the width is handed on."""
     from deepex.comm.launch import launch
 
+    if _started_ranks() > 1:
+        raise ConfigError(f"--ranks is {ranks}, but a launcher already started {_started_ranks()} ranks: leave --ranks out")
     environ = dict(os.environ)
     if sys.stdout.isatty():
         environ["DEEPEX_TERMINAL_COLUMNS"] = str(os.get_terminal_size().columns)

@@ -1,7 +1,22 @@
-"""Ranks that talk: one small abstract Communicator, four implementations, rank discovery, local launch."""
+"""Ranks that talk: one small abstract Communicator, four implementations, rank discovery, local launch.
 
-from deepex.comm.base import Communicator
-from deepex.comm.choose import Choice, as_communicator, choose, connect
-from deepex.comm.place import Place, find_place
+Names are resolved on use: finding one's place and launching ranks need no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deepex.comm.base import Communicator
+    from deepex.comm.selection import Choice, as_communicator, choose, connect
+    from deepex.comm.place import Place, find_place
 
 __all__ = ["Choice", "Communicator", "Place", "as_communicator", "choose", "connect", "find_place"]
+
+_HOMES = {"Communicator": "base", "Place": "place", "find_place": "place"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module(f"deepex.comm.{_HOMES.get(name, 'selection')}"), name)
+    raise AttributeError(f"module 'deepex.comm' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -19,7 +19,8 @@ def launch(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> in
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; it must be at least 1")
     prefix, extra = launcher_prefix(ranks)
-    process = subprocess.Popen([*prefix, *command], env={**environ, **extra})
+    # A group of its own: else Ctrl-C would reach the launcher twice, from the terminal and from us, and the second means "kill".
+    process = subprocess.Popen([*prefix, *command], env={**environ, **extra}, stdin=subprocess.DEVNULL, process_group=0)
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
         process.send_signal(number)

@@ -78,14 +78,6 @@ LAUNCHERS: Final = (
         local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
         local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
-    _Launcher(  # PBS with HPE PALS (mpiexec on Cray EX)
-        name="pals",
-        rank=("PALS_RANKID",),
-        size=("PALS_SIZE", "PMI_SIZE"),
-        local_rank=("PALS_LOCAL_RANKID",),
-        local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
-        node=("PALS_NODEID",),
-    ),
     _Launcher(
         name="flux",
         rank=("FLUX_TASK_RANK",),
@@ -110,8 +102,18 @@ LAUNCHERS: Final = (
         num_nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
         requires=("SLURM_STEP_ID", "SLURM_SRUN_COMM_PORT"),
     ),
+    _Launcher(  # PBS with HPE PALS (mpiexec on Cray EX)
+        name="pals",
+        rank=("PALS_RANKID",),
+        size=("PALS_SIZE", "PMI_SIZE"),
+        local_rank=("PALS_LOCAL_RANKID",),
+        local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        node=("PALS_NODEID",),
+    ),
     _Launcher(name="pmi", rank=("PMI_RANK",), size=("PMI_SIZE",)),  # an older mpiexec that tells no more
 )
+
+_SLURM_SHELLS: Final = ("4294967290", "4294967291")  # the interactive step of salloc, the step of a batch script
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
@@ -120,32 +122,37 @@ def find_place(environ: Mapping[str, str]) -> Place:
     A communicator that runs can tell more: `Communicator.place` has the local size and node counted by the ranks themselves.
     """
     for launcher in LAUNCHERS:
-        if _first(environ, launcher.rank) is not None and _all_given(environ, launcher):
+        if _first(environ, launcher.rank) is not None and _started(environ, launcher):
             return _place(environ, launcher)
     return Place(host=socket.gethostname())
 
 
-def _all_given(environ: Mapping[str, str], launcher: _Launcher) -> bool:
-    """Whether a launcher's own marks are there; srun sets one of its two, depending on its version."""
+def _started(environ: Mapping[str, str], launcher: _Launcher) -> bool:
+    """Whether a launcher's own marks are there (one of `requires`); Slurm gives the shells of its jobs a mark that means none."""
+    if environ.get("SLURM_STEP_ID") in _SLURM_SHELLS and launcher.name == "slurm":
+        return False
     return not launcher.requires or any(name in environ for name in launcher.requires)
 
 
 def _place(environ: Mapping[str, str], launcher: _Launcher) -> Place:
-    rank = _number(environ, launcher, launcher.rank, 0)
-    size = _number(environ, launcher, launcher.size, None)
-    num_nodes = _number(environ, launcher, launcher.num_nodes, 1)
-    local_size = _number(environ, launcher, launcher.local_size, -(-size // num_nodes))
-    local_rank = _number(environ, launcher, launcher.local_rank, rank % local_size)
-    if not launcher.num_nodes and local_size < size:
+    """Fill in what the launcher does not tell; what it does tell must fit together, or `Place` refuses it."""
+    rank = _number(environ, launcher, launcher.rank, least=None)
+    size = _number(environ, launcher, launcher.size)
+    nodes_told = _first(environ, launcher.num_nodes) is not None
+    num_nodes = _number(environ, launcher, launcher.num_nodes) if nodes_told else 1
+    local_told = _first(environ, launcher.local_size) is not None
+    local_size = _number(environ, launcher, launcher.local_size) if local_told else -(-size // num_nodes)
+    local_rank = _number(environ, launcher, launcher.local_rank, rank % local_size, least=None)
+    if not nodes_told:
         num_nodes = -(-size // local_size)
-    node = _number(environ, launcher, launcher.node, rank // local_size if num_nodes > 1 else 0)
+    node = _number(environ, launcher, launcher.node, rank // local_size if num_nodes > 1 else 0, least=None)
     return Place(
         rank=rank,
         size=size,
         local_rank=local_rank,
-        local_size=max(local_size, local_rank + 1),
-        node=node,
-        num_nodes=max(num_nodes, node + 1),
+        local_size=local_size if local_told else max(local_size, local_rank + 1),
+        node=node if nodes_told or launcher.node else min(node, num_nodes - 1),
+        num_nodes=num_nodes if nodes_told else max(num_nodes, node + 1),
         host=socket.gethostname(),
         launcher=launcher.name,
     )
@@ -155,13 +162,19 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if name in environ), None)
 
 
-def _number(environ: Mapping[str, str], launcher: _Launcher, names: tuple[str, ...], default: int | None) -> int:
+def _number(
+    environ: Mapping[str, str], launcher: _Launcher, names: tuple[str, ...], default: int | None = None, *, least: int | None = 1
+) -> int:
     name = _first(environ, names)
     if name is None:
         if default is None:
-            raise CommError(f"{launcher.rank[0]} is set, but none of {', '.join(names)}: start through {launcher.name} again")
+            rank = _first(environ, launcher.rank)
+            raise CommError(f"{rank} is set, but none of {', '.join(names)}: start through {launcher.name} again, or unset {rank}")
         return default
     try:
-        return int(environ[name])
+        value = int(environ[name])
     except ValueError:
         raise CommError(f"{name} is {environ[name]!r}; {launcher.name} sets it to a whole number: unset it") from None
+    if least is not None and value < least:
+        raise CommError(f"{name} is {value}; {launcher.name} sets it to at least {least}: unset it")
+    return value

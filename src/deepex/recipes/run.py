@@ -45,17 +45,18 @@ def train(
     """
     device = pick_device(config.device, 0).type
     communicator = connect(config.comm, device=device) if comm is None else as_communicator(comm)
+    reason = "the caller's" if comm is not None else _why(config, communicator, device)
     path = Path(communicator.gather(str(out or _default_out(config)))[0])
     try:
         with abort_on_failure(communicator, _say, lambda text: _log(path, communicator.rank, text)):
-            return _train(config, communicator, path, resume=resume, watcher=watcher or Watcher())
+            return _train(config, communicator, path, reason=reason, resume=resume, watcher=watcher or Watcher())
     finally:
         if communicator is not comm:
             with suppress(Exception):  # while an error is on its way, that error matters
                 communicator.close()
 
 
-def _train(config: RunConfig, comm: Communicator, path: Path, *, resume: bool, watcher: Watcher) -> RunDirectory:
+def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, resume: bool, watcher: Watcher) -> RunDirectory:
     checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
     job = together(comm, lambda: make_job(config, comm))
     if config.verify:
@@ -65,8 +66,6 @@ def _train(config: RunConfig, comm: Communicator, path: Path, *, resume: bool, w
     )
     with _settings(config, job, threads):
         job, layout_reason = decide_layout(job, comm)
-        chosen = choose(config.comm, place=comm.place, device=job.device.type) if config.comm == "auto" else None
-        reason = chosen.reason if chosen is not None and chosen.kind == comm.kind else "asked for"
         state = choices(job, comm, comm_reason=reason, layout_reason=layout_reason, threads=threads)
         machines = [m for m in comm.gather(describe(path.parent, os.environ) if comm.place.local_rank == 0 else None) if m]
         run = together(comm, lambda: _open(path, job, state, machines if comm.rank == 0 else None, resume=resume))
@@ -87,6 +86,12 @@ def _train(config: RunConfig, comm: Communicator, path: Path, *, resume: bool, w
             watcher.ended(outcome.status, outcome.reason)
         comm.barrier()
     return run
+
+
+def _why(config: RunConfig, comm: Communicator, device: str) -> str:
+    """Why this communicator was chosen."""
+    num_devices = torch.cuda.device_count() if device == "cuda" else 1
+    return choose(config.comm, place=comm.place, device=device, num_devices=num_devices).reason
 
 
 def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.Checkpoint | None:

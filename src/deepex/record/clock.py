@@ -104,7 +104,7 @@ class DeviceClock(PhaseClock):
         if self._phases:
             self._events[len(self._phases) - 1].synchronize()
         for index, phase in enumerate(self._phases):
-            if phase != self._START:
+            if phase != self._START and index > 0:
                 total[phase] += self._events[index - 1].elapsed_time(self._events[index]) / 1000.0
         return dict(zip(PHASES, total, strict=True))
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         _flush(temporary)
         temporary.replace(path)
         _flush(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise storage_error(path, error) from error
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise storage_error(path, error) from error
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -40,9 +44,13 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file; a damaged one is named with the offset of the damage."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes().decode("utf-8"))
     except json.JSONDecodeError as error:
         raise RunError(f"{path} is damaged at offset {error.pos}: {error.msg}; restore it or start a new run") from error
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path} is damaged at offset {error.start}: not UTF-8; restore it or start a new run") from error
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}; restore it or start a new run") from error
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

@@ -118,7 +118,10 @@ class RunDirectory:
     @property
     def config(self) -> dict[str, Any]:
         """The whole configuration as a table."""
-        return load_toml(self.path / "config.toml")
+        path = self.path / "config.toml"
+        if not path.is_file():
+            raise RunError(f"{path} is missing; restore it or start a new run")
+        return load_toml(path)
 
     @property
     def machine(self) -> Any:
@@ -128,7 +131,9 @@ class RunDirectory:
     @property
     def state(self) -> dict[str, Any]:
         """What `run.json` says."""
-        state: dict[str, Any] = read_json(self.path / "run.json")
+        state = read_json(self.path / "run.json")
+        if not isinstance(state, dict):
+            raise RunError(f"{self.path / 'run.json'} holds {type(state).__name__}, not a table; restore it or start a new run")
         return state
 
     def set_state(self, **changes: object) -> None:
@@ -153,7 +158,7 @@ class RunDirectory:
         path = self.path / "epochs.jsonl"
         if not path.is_file():
             return []
-        *lines, _cut = path.read_text(encoding="utf-8").split("\n")
+        *lines, _cut = path.read_bytes().split(b"\n")
         return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
 
     def forget_after(self, last: int) -> None:
@@ -173,12 +178,12 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _parse(path: Path, number: int, line: str) -> EpochRecord:
+def _parse(path: Path, number: int, line: bytes) -> EpochRecord:
     try:
         epoch = from_table(EpochRecord, json.loads(line))
-    except (ValueError, AttributeError, ConfigError) as error:
+        lengths = {len(epoch.phases.get(name, [])) for name in PHASES} | {len(epoch.wall)}
+    except (ValueError, TypeError, AttributeError, ConfigError) as error:
         raise RunError(f"{path}, line {number} is damaged: {error}; delete the line or restore the file") from error
-    lengths = {len(epoch.phases.get(name, [])) for name in PHASES} | {len(epoch.wall)}
     if lengths != {len(epoch.wall)}:
         raise RunError(f"{path}, line {number} has phases of different numbers of ranks: {sorted(lengths)}")
     return epoch

@@ -13,6 +13,7 @@ Traceback (most recent call last):
 deepex.errors.ConfigError: unknown key 'priod'; did you mean period? Keys here: period
 """
 
+import copy
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -59,7 +60,7 @@ def to_table(config: object) -> dict[str, Any]:
 
 def set_values(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Set keys written with dots, such as `sync.period`, in a copy of `table`."""
-    result = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
+    result = copy.deepcopy(dict(table))
     for path, value in changes.items():
         *parents, leaf = path.split(".")
         inner = result
@@ -84,6 +85,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 def parse_value(text: str) -> Any:
     """Read a value as TOML would; what is not TOML is a string, so that nobody has to quote within quotes."""
+    if "\n" in text:  # TOML would read the next line as another key
+        return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

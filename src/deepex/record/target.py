@@ -43,4 +43,4 @@ class Target:
         return next((epoch.epoch for epoch in records if self.reached(epoch)), None)
 
     def __str__(self) -> str:
-        return f"{self.part} {self.measure} <= {self.value:g}"
+        return f"{self.part} {self.measure} <= {self.value!r}"

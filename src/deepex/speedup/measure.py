@@ -47,8 +47,11 @@ class Speedup:
 
 
 def epoch_seconds(epochs: Sequence[EpochRecord]) -> float:
-    """Median seconds of an epoch. The first, which warms up, is left out where there are others, and so are partial ones."""
-    whole = [epoch for epoch in epochs if not epoch.partial]
+    """Median seconds of an epoch on the ranks that the run had last.
+
+    The first, which warms up, is left out where there are others, and so are partial ones.
+    """
+    whole = [epoch for epoch in epochs if not epoch.partial and epoch.ranks == epochs[-1].ranks]
     if not whole:
         raise RunError("the run has no whole epoch yet, so there is no time per epoch: let it train one")
     steady = [epoch for epoch in whole if epoch.epoch > 1] or whole

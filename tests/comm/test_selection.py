@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deepex.comm import Communicator, Place, as_communicator, choose, connect
-from deepex.comm.choose import KINDS
+from deepex.comm.selection import KINDS
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError, UnknownName
 from tests.mpi import rank_environ

@@ -5,6 +5,7 @@ choose("auto", place=place, device="cpu").reason     # "4 ranks on CPUs: the mac
 """
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,33 +48,47 @@ def connect(kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, st
     """Build the communicator of all ranks that the launcher started."""
     import torch
 
-    place = find_place(os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    place = find_place(environ)
     num_devices = torch.cuda.device_count() if device == "cuda" else 1
     chosen = choose(kind, place=place, device=device, num_devices=num_devices).kind
     if chosen == "solo":
         return SoloCommunicator()
-    from deepex.comm.mpi import MpiCommunicator
-
-    if chosen == "mpi":
-        comm = MpiCommunicator()
-        if comm.size != place.size:
-            raise CommError(
-                f"the launcher ({place.launcher}) started {place.size} ranks, but the MPI library sees {comm.size}: the MPI that "
-                "mpi4py loaded is not the launcher's; name the site's in MPI4PY_LIBMPI, or use srun --mpi=pmi2 with MPICH"
-            )
-        return comm
-    from deepex.comm.distributed import DistributedCommunicator
-
     if device == "cuda":
         torch.cuda.set_device(place.local_rank % max(num_devices, 1))
-    return DistributedCommunicator(chosen, bootstrap=None if "MASTER_ADDR" in os.environ else MpiCommunicator())
+    if "MASTER_ADDR" in environ and chosen != "mpi":
+        return _distributed(chosen, None)
+    mpi = _mpi(place)
+    if kind == "auto":  # nodes may differ, and all ranks must take the same: NCCL only if every rank has a GPU of its own
+        own = all(mpi.gather(mpi.place.local_size <= num_devices))
+        chosen = "nccl" if device == "cuda" and own else "mpi"
+    return mpi if chosen == "mpi" else _distributed(chosen, mpi)
+
+
+def _mpi(place: Place) -> Communicator:
+    from deepex.comm.mpi import MpiCommunicator
+
+    comm = MpiCommunicator()
+    if comm.size != place.size:
+        raise CommError(
+            f"the launcher ({place.launcher}) started {place.size} ranks, but the MPI library sees {comm.size}: the MPI that "
+            "mpi4py loaded is not the launcher's; name the site's in MPI4PY_LIBMPI, or use srun --mpi=pmi2 with MPICH"
+        )
+    return comm
+
+
+def _distributed(kind: str, bootstrap: Communicator | None) -> Communicator:
+    from deepex.comm.distributed import DistributedCommunicator
+
+    return DistributedCommunicator(kind, bootstrap=bootstrap)
 
 
 def as_communicator(comm: Any) -> Communicator:
     """Take what a caller hands over: one of ours as it is, an mpi4py communicator wrapped."""
     if isinstance(comm, Communicator):
         return comm
-    if hasattr(comm, "Allreduce") and hasattr(comm, "Dup"):
+    mpi = sys.modules.get("mpi4py.MPI")  # whoever holds one of its communicators has imported it
+    if mpi is not None and isinstance(comm, mpi.Comm) and comm != mpi.COMM_NULL:
         from deepex.comm.mpi import MpiCommunicator
 
         return MpiCommunicator(comm)

@@ -1,0 +1,42 @@
+# make run    install, then train a network on 1 and on 2 ranks and show what that gained
+# make test   all tests        make check   linters, types, import order        make bench   the benchmarks of this machine
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.installed
+OUT    ?= runs/$(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: run test test-gpu check bench clean
+.DEFAULT_GOAL := run
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+run: $(READY)
+	@echo "== one rank, one thread"
+	$(BIN)/deepex train fashion --ranks 1 --set threads=1 --out $(OUT)/one-rank
+	@echo "== two ranks, one thread each, mean of weights once per epoch"
+	$(BIN)/deepex train fashion --ranks 2 --set threads=1 --out $(OUT)/two-ranks
+	@echo "== what two ranks gained"
+	$(BIN)/deepex show $(OUT)/two-ranks --base $(OUT)/one-rank --target "validation error <= 0.2"
+	@echo "run directories: $(OUT)/one-rank and $(OUT)/two-ranks; look again with: $(BIN)/deepex show $(OUT)/two-ranks"
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+bench: $(READY)
+	for name in startup one_rank two_ranks one_sync memory; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
