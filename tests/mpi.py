@@ -14,7 +14,8 @@ def rank_environ(**extra: str) -> dict[str, str]:
     """The environment for ranks: one thread each, so that four of them fit on two cores; no variables of an outer job."""
     outer = ("PMI_", "OMPI_", "PMIX_", "SLURM_", "MPI_", "HYDRA", "MASTER_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **extra}
 
 
 def run_ranks(

@@ -7,6 +7,7 @@ traceback. DEEPEX_DEBUG=1 shows it.
 import os
 import sys
 from importlib import import_module
+from time import sleep
 from typing import Annotated, Any
 
 import typer
@@ -141,6 +142,9 @@ def _fail(message: str, code: int) -> None:
         speaks = True
     if speaks:
         sys.stderr.write(f"deepex: {message}\n")
+        sys.stderr.flush()
+    else:
+        sleep(0.5)  # a launcher may kill the others as soon as one rank ends with an error; let rank 0 speak first
     sys.exit(code)
 
 

@@ -99,6 +99,7 @@ def _launch(ranks: int) -> int:
     code = launch(ranks, [sys.executable, "-m", "deepex", *sys.argv[1:]], environ)
     if code not in (0, 1, 2):  # not ours: a rank was killed, and the launcher tells how in one way or another
         number = -code if code < 0 else code - 128 if code > 128 else code
-        sys.stderr.write(f"deepex: a rank was ended by signal {number} (launcher's code {code}); continue with --resume RUN\n")
+        what = f"a rank was ended by signal {number}" if number <= 64 else "the ranks could not be started, or ended unexpectedly"
+        sys.stderr.write(f"deepex: {what} (launcher's code {code}); a run that had begun continues with --resume RUN\n")
         return 1
     return code

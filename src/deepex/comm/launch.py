@@ -19,11 +19,13 @@ def launch(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> in
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; it must be at least 1")
     prefix, extra = launcher_prefix(ranks)
+    # mpirun of Open MPI kills its ranks on SIGTERM and SIGINT, and hands SIGUSR1 on; to our ranks all three mean the same.
+    open_mpi = "OMPI_ALLOW_RUN_AS_ROOT" in extra
     # A group of its own: else Ctrl-C would reach the launcher twice, from the terminal and from us, and the second means "kill".
     process = subprocess.Popen([*prefix, *command], env={**environ, **extra}, stdin=subprocess.DEVNULL, process_group=0)
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
-        process.send_signal(number)
+        process.send_signal(signal.SIGUSR1 if open_mpi else number)
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -49,6 +51,7 @@ def launcher_prefix(ranks: int) -> tuple[list[str], dict[str, str]]:
     if mpiexec is None:
         raise CommError(f"no launcher of {name} was found; install one with `pip install mpich`, or load the site's MPI module")
     if name == "Open MPI":
-        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        return [str(mpiexec), "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"], root
+        # Containers have root for their user and no ssh; Open MPI looks for one even if all ranks are here.
+        extra = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_plm_rsh_agent": "sh"}
+        return [str(mpiexec), "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"], extra
     return [str(mpiexec), "-n", str(ranks)], {}

@@ -9,6 +9,7 @@ import socket
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import sleep
 from typing import TypeVar
 
 from deepex import errors
@@ -64,6 +65,7 @@ def abort_on_failure(comm: Communicator, say: Callable[[str], None], log: Callab
             raise
         cause = str(error) if isinstance(error, errors.DeepexError) else f"{type(error).__name__}: {error}"
         log(traceback.format_exc())
+        sleep(min(comm.rank, 5) * 0.1)  # where all ranks fail alike, the lowest ends the others before they repeat its message
         say(f"rank {comm.rank} on {socket.gethostname()} failed: {cause}")
         comm.abort(getattr(error, "exit_code", 1))
         raise

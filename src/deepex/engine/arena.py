@@ -106,15 +106,21 @@ class Arena:
         self.state = self.memory[ends["gradients"] :]
         self.num_decayed = _extent(self.layout.decayed, dtype)
         self.num_parameters = sum(slot.count for slot in (*self.layout.weights, *self.layout.frozen))
+        self._moves = device.type == "cpu"
         self._arrived: set[str] = set()
         self._adopt(module, parameters, buffers, device)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Replace the gradients by those of `loss`. A weight that took no part in it gets zero.
 
-        Autograd makes each gradient in memory of its own. It is moved to its slot at once, while it is in the cache: half the
-        traffic of clearing the gradients first and adding to them.
+        Autograd makes each gradient in memory of its own, and there is never more than one layer's of that. On a CPU it is moved
+        to its slot at once, while it is in the cache: half the traffic of clearing the gradients first and adding to them. A GPU
+        has bandwidth for that, and autograd's own adding starts its kernels sooner than calls back into Python would.
         """
+        if not self._moves:
+            self.gradients.zero_()
+            loss.backward()
+            return
         self._arrived.clear()
         loss.backward()
         if len(self._arrived) < len(self.layout.weights):
@@ -165,8 +171,9 @@ class Arena:
             view = slot.view(self.weights)
             view.copy_(parameter.data)
             parameter.data = view
-            parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(self._receiver(slot))
+            parameter.grad = None if self._moves else slot.view(self.gradients)
+            if self._moves:
+                parameter.register_post_accumulate_grad_hook(self._receiver(slot))
         for slot in self.layout.frozen:
             view = slot.view(self.frozen)
             view.copy_(parameters[slot.name].data)

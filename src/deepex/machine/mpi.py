@@ -82,7 +82,9 @@ def find_mpiexec(library: Path, name: str) -> Path | None:
         else (_MPICH_LAUNCHERS, _OPEN_MPI_LAUNCHERS)
     )
     prefixes = [*list(library.parents)[1:6], *list(library.resolve().parents)[1:6]]
-    programs = (prefix / "bin" / program for prefix in prefixes for program in ("mpiexec", "mpirun", *own))
+    # Resolved, because where /bin is a link to /usr/bin, Open MPI takes "/bin/mpiexec" for an installation in "/" and refuses.
+    folders = dict.fromkeys((prefix / "bin").resolve() for prefix in prefixes)
+    programs = (folder / program for folder in folders for program in ("mpiexec", "mpirun", *own))
     return next((path for path in programs if os.access(path, os.X_OK) and not _is_one_of(path, other)), None)
 
 

@@ -145,7 +145,7 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32,
     )
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(config.deterministic)
+    torch.use_deterministic_algorithms(config.deterministic, warn_only=job.device.type == "cuda")  # bits are promised on CPUs
     torch.backends.cudnn.benchmark = not config.deterministic
     torch.backends.cudnn.allow_tf32 = False
     if job.device.type == "cuda":

@@ -52,6 +52,10 @@ class Agreement(ABC):
     def reach(self, comm: Communicator, request: float) -> None:
         """Sum over the ranks; then the slice holds the mean, and at `request` the sum of the ranks' requests."""
 
+    def _ask(self, buffer: torch.Tensor, request: float) -> None:
+        """Put this rank's request in its place; `fill_`, because assigning a number to an element makes the device wait."""
+        buffer[self._request : self._request + 1].fill_(request)
+
     @property
     def nbytes(self) -> int:
         """The size of the buffer that one sync sums."""
@@ -79,7 +83,7 @@ class InPlace(Agreement):
             (self._small if scaled else self._agreed).mul_(share)
 
     def reach(self, comm: Communicator, request: float) -> None:  # noqa: D102
-        self._agreed[self._request] = request
+        self._ask(self._agreed, request)
         comm.sum(self._agreed)
 
 
@@ -116,7 +120,7 @@ class Accumulated(_Turns):
         self._empty = False
 
     def reach(self, comm: Communicator, request: float) -> None:  # noqa: D102
-        self._total[self._request] = request
+        self._ask(self._total, request)
         comm.sum(self._total)
         self._last, self._total = self._total, self._last
         self._agreed.copy_(self._last)
@@ -150,7 +154,7 @@ class FixedPoint(_Turns):
             total.add_(values.double().mul_(share).mul_(2.0**_FRACTION_BITS).round_().to(torch.int64))
 
     def reach(self, comm: Communicator, request: float) -> None:  # noqa: D102
-        self._total[self._request] = round(request * 2.0**_FRACTION_BITS)
+        self._ask(self._total, round(request * 2.0**_FRACTION_BITS))
         comm.sum(self._total)
         for values, total in zip(self._agreed.split(_CHUNK), self._total.split(_CHUNK), strict=True):
             values.copy_(total.double().mul_(2.0**-_FRACTION_BITS))
