@@ -10,11 +10,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import bench
 import numpy as np
 import torch
 from torch.nn import functional
 
+import bench
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.pack import pack
 from deepex.engine.config import RunConfig

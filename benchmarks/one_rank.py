@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-import bench
 import torch
 from torch import nn
 from torch.nn import functional
 
+import bench
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.shard import epoch_order

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepex.comm.base import Communicator
-    from deepex.comm.selection import Choice, as_communicator, choose, connect
     from deepex.comm.place import Place, find_place
+    from deepex.comm.selection import Choice, as_communicator, choose, connect
 
 __all__ = ["Choice", "Communicator", "Place", "as_communicator", "choose", "connect", "find_place"]
 
