@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_step.py
 
-Both start from uint8 samples on the device and gather, scale and standardise them there. The bare loop uses fused SGD, gradients set
-to None, bf16 autocast, channels-last and cuDNN's search, and counts no errors. Samples are random: this measures speed alone.
+Both start from uint8 samples on the device and gather, scale and standardise them there. The bare loop uses fused SGD, gradients
+set to None, bf16 autocast, channels-last and cuDNN's search, and counts no errors. Samples are random: this measures speed alone.
 """
 
 import tempfile

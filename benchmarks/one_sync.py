@@ -9,9 +9,10 @@ Every contestant's memory is written anew before its turn, as the update before 
 
 The contestants: `Agreement.reach` on the arena; one Allreduce in place on a tensor of as many bytes; one Allreduce for each
 parameter and buffer (torchft, Accelerate); all of them concatenated into a new buffer, one Allreduce, and the parameters pointed
-into that buffer (PyTorch's PeriodicModelAverager); Allreduces in place on pieces of 4 MB of one tensor, because MPICH takes new
-memory for half of every large message, and for small ones uses what it has again; and `Agreement.reach` with momentum averaged,
-which has twice the bytes.
+into that buffer (PyTorch's PeriodicModelAverager); Allreduces in place on pieces of 4 MB of one tensor, which some of MPI's
+algorithms do faster; and `Agreement.reach` with momentum averaged, which has twice the bytes.
+The thread level is that of `MpiCommunicator`, for all; the environment goes on to the ranks, so that the library's own choices can
+be compared by running twice: MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM=mpir python benchmarks/one_sync.py
 """
 
 import os
@@ -174,6 +175,9 @@ def ranks(repeats: int, *, keep: bool) -> None:
         return
     blocks = min(5, repeats)
     result = {
+        "mpi": MPI.Get_library_version().splitlines()[0],
+        "mpi_thread_level": MPI.Query_thread(),
+        "mpi_variables": {name: value for name, value in os.environ.items() if name.startswith(("MPIR_CVAR_", "OMPI_MCA_"))},
         "parameters": arena.num_parameters,
         "bytes": arena.model.nbytes,
         "bytes_with_momentum": arena.model_and_momentum.nbytes,

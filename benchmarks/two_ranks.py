@@ -247,7 +247,7 @@ def ranks(repeats: int, *, keep: bool) -> None:
 
 
 def main() -> None:
-    options = bench.arguments(__doc__, repeats=24, rank_role=0)
+    options = bench.arguments(__doc__, repeats=20, rank_role=0)
     if options.rank_role:
         ranks(options.repeats, keep=options.keep)
     else:
