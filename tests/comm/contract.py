@@ -33,6 +33,14 @@ def check_sum_in_place(comm: Communicator) -> None:
             assert tensor.data_ptr() == address
 
 
+def check_weighted_sum(comm: Communicator) -> None:
+    """Also over several pieces of a large tensor, and with weight zero for what is not a number."""
+    for count in (3, 2_500_001):
+        tensor = torch.full((count,), float("nan") if comm.rank == 1 else 4.0)
+        comm.sum(tensor, 0.0 if comm.rank == 1 else 0.5)
+        assert tensor.eq(2.0 * (comm.size - (comm.size > 1))).all()
+
+
 def check_sum_of_a_slice_leaves_the_rest(comm: Communicator) -> None:
     tensor = torch.ones(1000)
     comm.sum(tensor[100:900])

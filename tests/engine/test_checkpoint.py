@@ -87,9 +87,9 @@ def _stop_after_syncs(monkeypatch: pytest.MonkeyPatch, syncs: int) -> None:
     calls = []
     original = SoloCommunicator.sum
 
-    def counted(self: SoloCommunicator, tensor: torch.Tensor) -> None:
+    def counted(self: SoloCommunicator, tensor: torch.Tensor, weight: float = 1.0) -> None:
         calls.append(1)
-        original(self, tensor)
+        original(self, tensor, weight)
 
     from deepex.engine.learner import Learner
 
@@ -111,11 +111,11 @@ def test_a_lone_replica_stops_between_two_steps(make_data: MakeData, tmp_path: P
     steps = []
     backward = EagerStep.backward
 
-    def counted(self: EagerStep, scale: float = 1.0) -> None:
+    def counted(self: EagerStep) -> None:
         steps.append(1)
         if len(steps) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
-        backward(self, scale)
+        backward(self)
 
     config = RunConfig(
         net="tests.networks:normed", data=str(make_data(192)), batch=8, epochs=2, deterministic=True, validate="none"

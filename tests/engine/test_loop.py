@@ -35,8 +35,9 @@ class Recording(Communicator):
     def _note(self, call: str, tensor: torch.Tensor) -> None:
         self.log.append((call, tensor.data_ptr(), tensor.numel()))
 
-    def sum(self, tensor: torch.Tensor) -> None:
+    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         self._note("sum", tensor)
+        self._inner.sum(tensor, weight)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         self._note("broadcast", tensor)

@@ -54,22 +54,6 @@ def test_sgd_is_pytorchs(momentum: float, nesterov: bool, decay: float) -> None:
         assert torch.allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.parametrize("averaged", [False, True])
-def test_scaled_update_is_update_then_scale(averaged: bool) -> None:
-    """Also over several chunks: 200,000 weights."""
-    torch.manual_seed(0)
-    plain, scaled = nn.Linear(400, 500), nn.Linear(400, 500)
-    scaled.load_state_dict(plain.state_dict())
-    arenas = [Arena(plain, CPU), Arena(scaled, CPU)]
-    optimisers = [Optimiser(OptimConfig(weight_decay=0.01), arena, scales_momentum=averaged) for arena in arenas]
-    set_gradients(plain, 1, arenas[0])
-    set_gradients(scaled, 1, arenas[1])
-    optimisers[0].update(0.1)
-    optimisers[1].update(0.1, 0.25)
-    assert torch.equal(arenas[0].weights * 0.25, arenas[1].weights)
-    assert torch.equal(arenas[0].momentum * (0.25 if averaged else 1.0), arenas[1].momentum)
-
-
 def test_lars_is_its_formula() -> None:
     """You et al. 2017, with the rate outside the momentum, as PyTorch's SGD has it."""
     mine = network()

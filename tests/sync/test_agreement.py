@@ -12,7 +12,7 @@ from deepex.sync.agreement import Accumulated, FixedPoint, InPlace
 
 
 def make(kind: type[Agreement], agreed: torch.Tensor) -> Agreement:
-    return kind(agreed, own=agreed, small=agreed[:4], request=0)
+    return kind(agreed, own=agreed, request=0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -64,20 +64,22 @@ def test_fixed_point_refuses_what_it_cannot_hold(value: float) -> None:
         agreement.add(1.0)
 
 
-def test_in_place_scales_only_what_is_not_scaled_yet() -> None:
+def test_in_place_weights_and_sums_where_it_lies() -> None:
     arena = torch.ones(10)
     agreement = make(InPlace, arena)
-    agreement.add(0.25, scaled=True)
-    assert arena.tolist() == [0.25] * 4 + [1.0] * 6
-    agreement.add(0.5)
-    assert arena.tolist() == [0.125] * 4 + [0.5] * 6
-    agreement.add(0.0, scaled=True)
-    assert not arena.any(), "a replica that saw nothing contributes nothing"
+    agreement.add(0.25)
+    agreement.reach(SoloCommunicator(), 1.0)
+    assert arena.tolist() == [0.25] * 10
+    assert agreement.requests > 0
+    arena[5] = float("nan")
+    agreement.add(0.0)
+    agreement.reach(SoloCommunicator(), 0.0)
+    assert not arena.any(), "a replica that saw nothing contributes nothing, whatever it holds"
 
 
 def test_the_way_is_chosen() -> None:
     arena = torch.zeros(8)
-    keys = {"own": arena, "small": arena, "request": 0}
+    keys = {"own": arena, "request": 0}
     assert isinstance(make_agreement(arena, **keys, replicas_per_rank=1, deterministic=False), InPlace)
     assert isinstance(make_agreement(arena, **keys, replicas_per_rank=2, deterministic=False), Accumulated)
     assert isinstance(make_agreement(arena, **keys, replicas_per_rank=1, deterministic=True), FixedPoint)

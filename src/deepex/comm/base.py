@@ -34,8 +34,8 @@ class Communicator(ABC):
         return self.place.size
 
     @abstractmethod
-    def sum(self, tensor: torch.Tensor) -> None:
-        """Replace a contiguous tensor by its sum over all ranks, in place: one collective, no copy of the tensor."""
+    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
+        """Replace a contiguous tensor by the sum over all ranks of `weight` · tensor, in place: one collective, no copy of it."""
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
@@ -78,6 +78,14 @@ def check_tensor(tensor: torch.Tensor) -> None:
             f"a collective got a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()}; it takes contiguous "
             "memory, so that nothing is copied: pass the arena, not a view of one layer"
         )
+
+
+def scale(tensor: torch.Tensor, weight: float) -> None:
+    """Multiply in place; zero wipes out whatever was there, not-a-numbers too."""
+    if weight == 0:
+        tensor.zero_()
+    elif weight != 1:
+        tensor.mul_(weight)
 
 
 def node_numbers(hosts: list[str], rank: int) -> tuple[int, int, int, int]:

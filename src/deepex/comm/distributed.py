@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from deepex.comm.base import Communicator, check_tensor, node_numbers
+from deepex.comm.base import Communicator, check_tensor, node_numbers, scale
 from deepex.comm.place import Place, find_place
 from deepex.errors import CommError
 
@@ -52,8 +52,9 @@ class DistributedCommunicator(Communicator):
             launcher="torch.distributed",
         )
 
-    def sum(self, tensor: torch.Tensor) -> None:  # noqa: D102 - see the base
+    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:  # noqa: D102 - see the base
         check_tensor(tensor)
+        scale(tensor, weight)
         dist.all_reduce(tensor, group=self._group)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:  # noqa: D102

@@ -10,7 +10,7 @@ from typing import final
 
 import torch
 
-from deepex.comm.base import Communicator, check_tensor
+from deepex.comm.base import Communicator, check_tensor, scale
 from deepex.comm.place import Place
 
 
@@ -23,8 +23,9 @@ class SoloCommunicator(Communicator):
     def __init__(self) -> None:
         self.place = Place(host=socket.gethostname())
 
-    def sum(self, tensor: torch.Tensor) -> None:  # noqa: D102 - see the base
+    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:  # noqa: D102 - see the base
         check_tensor(tensor)
+        scale(tensor, weight)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:  # noqa: D102
         check_tensor(tensor)

@@ -46,7 +46,7 @@ class Learner:
         policy = config.sync.momentum if self._updates_locally and job.replicas > 1 else "average"
         self._counters = Counters(self.network, per_rank)
         self.momentum = make_momentum(policy, self.arena.momentum, replicas_per_rank=per_rank)
-        self._optimiser = Optimiser(config.optim, self.arena, scales_momentum=policy == "average")
+        self._optimiser = Optimiser(config.optim, self.arena)
         self._schedule = Schedule(config.optim, epochs=config.epochs, total_batch=config.batch * job.replicas)
         self._rule = parse_period(config.sync.period or ("epoch" if self._updates_locally else 1))
         samples = Samples(
@@ -73,7 +73,6 @@ class Learner:
         self._agreement = make_agreement(
             agreed,
             own=own,
-            small=arena.buffers,
             request=request,
             replicas_per_rank=len(self.replicas),
             deterministic=self._job.config.deterministic and self._job.replicas > 1,
@@ -109,14 +108,13 @@ class Learner:
             self.clock.mark(SYNC)
             share = 1.0 if alone else self._shards.samples(replica, start, stop) / total
             for step in range(start, self._last_step(replica, stop)):
-                last = step + 1 == self._last_step(replica, stop)
-                stepped(self._one_step(epoch, replica, step, share, last=last))
+                stepped(self._one_step(epoch, replica, step))
                 if alone and step + 1 < stop and asked_to_stop():
                     stop = step + 1
                     break
             self.momentum.end(index)
             self._counters.end(index)
-            self._agreement.add(share, scaled=self._agreement.in_place)
+            self._agreement.add(share)
             self.clock.mark(SYNC)
         self._counters.agreed()
         self._agreement.reach(self._comm, float(asked_to_stop()))
@@ -132,10 +130,8 @@ class Learner:
         assert self._agreement is not None, "start comes first"
         return self._agreement.requests
 
-    def _one_step(self, epoch: int, replica: int, step: int, share: float, *, last: bool) -> int:
-        """Forward, backward, update on the arena; the factor `share` rides on the last pass before a sync in place."""
-        assert self._agreement is not None, "start comes first"
-        in_place = self._agreement.in_place
+    def _one_step(self, epoch: int, replica: int, step: int) -> int:
+        """Forward, backward, and with a sync of weights the update, on the arena."""
         raw, labels = self.feed.next()
         images = self.step.prepare(raw)
         seed_step(images.device, self._job.config.seed, replica, epoch, step)
@@ -143,10 +139,10 @@ class Learner:
         self.clock.mark(INPUT)
         self.step.forward(images, labels)
         self.clock.mark(FORWARD)
-        self.step.backward(share if in_place and not self._updates_locally else 1.0)
+        self.step.backward()
         self.clock.mark(BACKWARD)
         if self._updates_locally:
-            self._optimiser.update(self.rate, share if in_place and last else 1.0)
+            self._optimiser.update(self.rate)
             self.clock.mark(UPDATE)
         return len(images)
 

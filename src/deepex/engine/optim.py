@@ -2,7 +2,6 @@
 
     optimiser = Optimiser(config.optim, arena)
     optimiser.update(rate=0.1)
-    optimiser.update(rate=0.1, scale=0.25)    # the last one before a sync: leaves weights · 0.25
 
 The pass is PyTorch's own fused kernel (`torch.optim.sgd.sgd(fused=True)`) on flat slices: weights, gradients and momentum are read
 once and weights and momentum written once.
@@ -10,15 +9,13 @@ once and weights and momentum written once.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 from torch.optim.sgd import sgd
 
 from deepex.engine.arena import Arena
 from deepex.errors import ConfigError
-
-_CHUNK: Final = 1 << 16  # elements: a chunk of weights, gradients and momentum stays in a core's second-level cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +64,10 @@ class OptimConfig:
 
 
 class Optimiser:
-    """Updates an arena's weights and momentum from its gradients, in place.
+    """Updates an arena's weights and momentum from its gradients, in place."""
 
-    `scales_momentum`: whether momentum is averaged with the weights, so that `scale` is meant for it too.
-    """
-
-    def __init__(self, config: OptimConfig, arena: Arena, *, scales_momentum: bool = False) -> None:
+    def __init__(self, config: OptimConfig, arena: Arena) -> None:
         self._config, self._arena = config, arena
-        self._scaled = [arena.weights, arena.momentum] if scales_momentum else [arena.weights]
         decays = config.weight_decay > 0 and config.method == "sgd"
         edges = sorted({0, arena.num_decayed, arena.weights.numel()} if decays else {0, arena.weights.numel()})
         self._parts = [
@@ -83,22 +76,12 @@ class Optimiser:
         ]
         self._lars = _Lars(config, arena) if config.method == "lars" else None
 
-    def update(self, rate: float, scale: float = 1.0) -> None:
-        """One update. With a `scale`, the weights (and momentum, if it is averaged) are left multiplied by it.
-
-        A mean over replicas starts by weighting each; done here, chunk by chunk while the memory is in the cache, that costs a
-        third of a pass of its own before the sync.
-        """
+    def update(self, rate: float) -> None:
+        """One update."""
         if self._lars is not None:
             self._lars.adapt()
-        in_chunks = scale != 1.0 and self._arena.weights.device.type == "cpu"
         for part, decay in self._parts:
-            for start in range(part.start, part.stop, _CHUNK if in_chunks else part.stop):
-                chunk = slice(start, min(start + _CHUNK, part.stop) if in_chunks else part.stop)
-                self._pass(chunk, decay, rate)
-                if scale != 1.0:
-                    for region in self._scaled:
-                        region[chunk].mul_(scale)
+            self._pass(part, decay, rate)
 
     def _pass(self, part: slice, decay: float, rate: float) -> None:
         config, arena = self._config, self._arena

@@ -40,10 +40,10 @@ class EagerStep:
         self.sums[0].add_(self._loss.detach(), alpha=len(images))
         self.sums[1].add_(self._objective.tally(output, images, labels))
 
-    def backward(self, scale: float = 1.0) -> None:
-        """Replace the arena's gradients by those of the last batch's loss, times `scale`."""
+    def backward(self) -> None:
+        """Replace the arena's gradients by those of the last batch's loss."""
         assert self._loss is not None, "backward follows forward"
-        self._arena.backward(self._loss if scale == 1.0 else self._loss * scale)
+        self._arena.backward(self._loss)
         self._loss = None
 
     def precision(self) -> AbstractContextManager[object]:

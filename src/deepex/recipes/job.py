@@ -12,7 +12,7 @@ from deepex.data.placement import choose_placement
 from deepex.data.shard import Shards
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
-from deepex.engine.layout import choose_layout
+from deepex.engine.layout import choose_layout, give_back_memory
 from deepex.engine.objective import make_objective
 from deepex.errors import ConfigError, DataError, UnknownName
 from deepex.machine.hardware import describe_memory
@@ -60,6 +60,7 @@ def decide_layout(job: Job, comm: Communicator) -> tuple[Job, str]:
     if comm.rank == 0 and not config.deterministic:
         shape, objective = job.dataset.manifest.shape, make_objective(config.objective)
         found = choose_layout(job.network, shape=shape, batch=config.batch, objective=objective, device=job.device)
+        give_back_memory()
     fixed = (False, "fixed, because deterministic")
     channels_last, reason = comm.gather(fixed if found is None else (found.channels_last, found.reason))[0]
     settled = dataclasses.replace(config, layout="channels_last" if channels_last else "contiguous")

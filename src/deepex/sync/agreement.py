@@ -30,27 +30,24 @@ class Agreement(ABC):
     """Brings a slice of the arena to its weighted mean over all replicas.
 
     `agreed` is the slice; `own` the part of it that a replica's turn must start from (with gradients, that is the buffers alone,
-    because every step clears the gradients); `small` the part that no other pass over memory has scaled yet when `add` is told
-    that the bulk is `scaled`. `request` is the position in the slice of one number that is summed as it is: how a rank
-    tells the others, within the same collective, that it was asked to stop.
+    because every step replaces the gradients). `request` is the position in the slice of one number that is above zero afterwards
+    if some rank asked to stop: so they tell each other within the same collective.
     """
 
-    in_place = False
-
-    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, small: torch.Tensor, request: int) -> None:
-        self._agreed, self._own, self._small, self._request = agreed, own, small, request
+    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int) -> None:
+        self._agreed, self._own, self._request = agreed, own, request
 
     @abstractmethod
     def begin(self) -> None:
         """Start a replica's turn from what was last agreed."""
 
     @abstractmethod
-    def add(self, share: float, *, scaled: bool = False) -> None:
-        """Contribute the replica on the arena with weight `share`; `scaled`: all but `small` carries that factor already."""
+    def add(self, share: float) -> None:
+        """Contribute the replica on the arena with weight `share`."""
 
     @abstractmethod
     def reach(self, comm: Communicator, request: float) -> None:
-        """Sum over the ranks; then the slice holds the mean, and at `request` the sum of the ranks' requests."""
+        """Sum over the ranks; then the slice holds the mean, and `requests` is above zero if some rank's `request` was."""
 
     def _ask(self, buffer: torch.Tensor, request: float) -> None:
         """Put this rank's request in its place; `fill_`, because assigning a number to an element makes the device wait."""
@@ -63,28 +60,25 @@ class Agreement(ABC):
 
     @property
     def requests(self) -> torch.Tensor:
-        """The sum of the ranks' requests at the last sync, on the device."""
+        """Above zero if some rank asked to stop at the last sync; on the device."""
         return self._agreed[self._request]
 
 
 @final
 class InPlace(Agreement):
-    """One replica per rank: its arena is scaled where it lies and summed where it lies."""
+    """One replica per rank: its arena is weighted and summed where it lies, in one go."""
 
-    in_place = True
+    _share = 1.0
 
     def begin(self) -> None:  # noqa: D102 - see the base
         return
 
-    def add(self, share: float, *, scaled: bool = False) -> None:  # noqa: D102
-        if share == 0:
-            self._agreed.zero_()
-        elif share != 1:
-            (self._small if scaled else self._agreed).mul_(share)
+    def add(self, share: float) -> None:  # noqa: D102
+        self._share = share
 
     def reach(self, comm: Communicator, request: float) -> None:  # noqa: D102
         self._ask(self._agreed, request)
-        comm.sum(self._agreed)
+        comm.sum(self._agreed, self._share)
 
 
 class _Turns(Agreement):
@@ -106,13 +100,13 @@ class _Turns(Agreement):
 class Accumulated(_Turns):
     """Several replicas per rank: `base` is what was agreed, `total` the sum of the turns so far."""
 
-    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, small: torch.Tensor, request: int) -> None:
-        super().__init__(agreed, own=own, small=small, request=request)
+    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int) -> None:
+        super().__init__(agreed, own=own, request=request)
         self._start = own.storage_offset() - agreed.storage_offset()
         self._last, self._total = agreed.clone(), torch.empty_like(agreed)
         self._empty = True
 
-    def add(self, share: float, *, scaled: bool = False) -> None:  # noqa: D102
+    def add(self, share: float) -> None:  # noqa: D102
         if self._empty:
             torch.mul(self._agreed, share, out=self._total) if share else self._total.zero_()
         elif share:
@@ -137,12 +131,12 @@ class FixedPoint(_Turns):
     Values must stay below 2^22 in size; what is smaller than 2^-41 rounds to zero, which float32 weights do not feel.
     """
 
-    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, small: torch.Tensor, request: int) -> None:
-        super().__init__(agreed, own=own, small=small, request=request)
+    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int) -> None:
+        super().__init__(agreed, own=own, request=request)
         self._last = own.clone()
         self._total = torch.zeros(agreed.numel(), dtype=torch.int64, device=agreed.device)
 
-    def add(self, share: float, *, scaled: bool = False) -> None:  # noqa: D102
+    def add(self, share: float) -> None:  # noqa: D102
         if share == 0:
             return
         if not bool(self._agreed.abs().amax() < _LIMIT):
@@ -171,14 +165,8 @@ class FixedPoint(_Turns):
 
 
 def make_agreement(
-    agreed: torch.Tensor,
-    *,
-    own: torch.Tensor,
-    small: torch.Tensor,
-    request: int,
-    replicas_per_rank: int,
-    deterministic: bool,
+    agreed: torch.Tensor, *, own: torch.Tensor, request: int, replicas_per_rank: int, deterministic: bool
 ) -> Agreement:
     """Choose the way that fits; `deterministic` needs fixed point, several replicas per rank need an accumulator."""
     kind = FixedPoint if deterministic else InPlace if replicas_per_rank == 1 else Accumulated
-    return kind(agreed, own=own, small=small, request=request)
+    return kind(agreed, own=own, request=request)
