@@ -32,10 +32,11 @@ _TYPES: Final = {
     torch.uint8: "UINT8_T",
 }
 
-# Within a node, below THREAD_MULTIPLE, MPICH 5 sums through a path that takes 76 ms for 102 MB on 2 ranks; its general one 48 ms.
+# Within a node, below THREAD_MULTIPLE, MPICH 5 sums through a path that takes 76 ms for 102 MB on 2 ranks; its general one 50 ms.
 _MPICH_ALLREDUCE: Final = ("MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM", "mpir")
-# There it also takes fresh memory for half of a message at each call; in pieces that stay in the cache, 102 MB take 30 ms.
-_PIECE_BYTES: Final = 4 << 20
+# There it also takes fresh memory for half of a message at each call; in pieces that stay in the cache, 102 MB take 30 ms, and
+# weighting them first adds 5 ms, half of a pass of its own (benchmarks/one_sync.py).
+_PIECE_BYTES: Final = 512 << 10
 
 
 def start_mpi(thread_level: str = "FUNNELED") -> Any:
