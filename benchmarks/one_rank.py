@@ -115,7 +115,8 @@ def main() -> None:
         "img/s",
         "bare loop's best",
         "DeepEx / bare loop (bar 1.03)",
-        "with / without phase profile (bar 1.01)",
+        "with / without profile",
+        "profile's own time (bar 1 %)",
     ]
     bench.print_table(
         f"time of an epoch, one rank, {options.threads} thread(s), batch 32; fast quarter of {options.repeats} turns (range)",

@@ -46,7 +46,7 @@ from one_rank import small_data
 
 WORKLOADS = {
     "lenet": (2880, 1),
-    "lenet-caffe": (960, 1),
+    "lenet-caffe": (1920, 1),
     "resnet18": (512, 4),
 }  # images, and by what the number of turns is divided
 ORDERS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}

@@ -5,9 +5,12 @@
 The child's exit code comes back; SIGTERM and SIGINT are handed on, so that the ranks can write their checkpoint.
 """
 
+import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 from deepex.errors import CommError, ConfigError
@@ -19,13 +22,16 @@ def launch(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> in
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; it must be at least 1")
     prefix, extra = launcher_prefix(ranks)
-    # mpirun of Open MPI kills its ranks on SIGTERM and SIGINT, and hands SIGUSR1 on; to our ranks all three mean the same.
-    open_mpi = "OMPI_ALLOW_RUN_AS_ROOT" in extra
     # A group of its own: else Ctrl-C would reach the launcher twice, from the terminal and from us, and the second means "kill".
     process = subprocess.Popen([*prefix, *command], env={**environ, **extra}, stdin=subprocess.DEVNULL, process_group=0)
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
-        process.send_signal(signal.SIGUSR1 if open_mpi else number)
+        running = _ranks(process.pid, list(command))
+        for rank in running:
+            with suppress(ProcessLookupError):
+                os.kill(rank, number)
+        if not running:
+            process.send_signal(number)
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -34,6 +40,29 @@ def launch(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> in
         for number, handler in before.items():
             signal.signal(number, handler)
     return code
+
+
+def _ranks(launcher: int, command: list[str]) -> list[int]:
+    """The processes below `launcher` that run exactly `command`.
+
+    A signal goes to them directly, because launchers differ in what they do with one: hydra hands SIGTERM on, mpirun of Open MPI
+    kills its ranks with it.
+    """
+    parents, running = {}, []
+    wanted = [os.fsencode(part) for part in command]
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):  # it may have ended meanwhile
+            pid = int(folder.name)
+            parents[pid] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if (folder / "cmdline").read_bytes().split(b"\0")[:-1] == wanted:
+                running.append(pid)
+    return [pid for pid in running if launcher in _ancestors(pid, parents)]
+
+
+def _ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+    while pid in parents:
+        pid = parents[pid]
+        yield pid
 
 
 def launcher_prefix(ranks: int) -> tuple[list[str], dict[str, str]]:
