@@ -88,7 +88,6 @@ def deepex_epochs(config: RunConfig, clock: PhaseClock | None) -> tuple[Callable
     )
     trainer.load(None)
     learner, state = trainer.learner, {"epoch": 0}
-    learner.start()
 
     def epoch() -> None:
         learner.begin_epoch(state["epoch"], 0)

@@ -95,7 +95,6 @@ def deepex_case(case: dict[str, Any]) -> dict[str, int]:
         trainer = make_trainer(case, SoloCommunicator(), folder)
         trainer.load(None)
         learner, arena = trainer.learner, trainer.learner.arena
-        learner.start()
         found |= {"built": resident(), "building": resident("VmHWM")}
         train(trainer)
         found |= {"trained": resident(), "peak": resident("VmHWM")}
@@ -139,7 +138,6 @@ def events_case(case: dict[str, Any]) -> dict[str, int] | None:
         arena.memory.mul_(1.0)
         comm.sum(torch.zeros(1 << 20))  # what MPI allocates once, for messages of any size
         found = {"initial broadcast": growth(lambda: trainer.load(None))}
-        learner.start()
         train(trainer)
         found["sync"] = growth(lambda: learner._agreement.reach(comm, 0.0))
         plain = torch.ones(learner.sync_bytes // arena.memory.itemsize, dtype=arena.memory.dtype)

@@ -73,7 +73,6 @@ def deepex_epochs(config: RunConfig, clock: PhaseClock) -> tuple[Callable[[], fl
     trainer = Trainer(job, SoloCommunicator(), run, Watcher(), clock=clock)
     trainer.load(None)
     learner = trainer.learner
-    learner.start()
     state = {"epoch": 0}
 
     def epoch() -> float:

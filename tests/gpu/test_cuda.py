@@ -73,7 +73,6 @@ def test_no_device_synchronisation_within_an_epoch(changes: dict, placement: str
     trainer = Trainer(make_job(config, comm), comm, run, Watcher())
     trainer.load(None)
     learner = trainer.learner
-    learner.start()
     for epoch in range(2):  # the first warms up: cuDNN plans and events are made
         learner.begin_epoch(epoch, 0)
         torch.cuda.set_sync_debug_mode("error" if epoch else "default")
@@ -94,7 +93,6 @@ def test_memory_of_a_rank(make_data: MakeData, tmp_path: Path) -> None:
     comm = SoloCommunicator()
     trainer = Trainer(make_job(config, comm), comm, RunDirectory.create(tmp_path / "run", {}, [], {}), Watcher())
     trainer.load(None)
-    trainer.learner.start()
     arena, shard = trainer.learner.arena, 192 * (28 * 28 + 8)
     assert arena.memory.nbytes < 1.02 * 3 * 4 * arena.num_parameters
     assert torch.cuda.memory_allocated() - before < arena.memory.nbytes + 2 * shard + (2 << 20)

@@ -8,6 +8,7 @@ never inheritance. All calls are collective: every rank makes the same calls in 
 """
 
 import json
+import socket
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -61,6 +62,24 @@ class Communicator(ABC):
     def close(self) -> None:
         """Release what this communicator holds. The caller's own communicator, if it was handed one, stays usable."""
 
+    def _locate(self, rank: int, size: int, launcher: str) -> None:
+        """Set `place` by asking every rank for its host. Collective: the last thing that building a communicator does."""
+        self.place = Place(rank=rank, size=size, local_rank=rank, local_size=size)  # enough to gather with
+        host = socket.gethostname()
+        hosts = self.gather(host)
+        nodes = list(dict.fromkeys(hosts))
+        neighbours = [other for other, name in enumerate(hosts) if name == host]
+        self.place = Place(
+            rank=rank,
+            size=size,
+            local_rank=neighbours.index(rank),
+            local_size=len(neighbours),
+            node=nodes.index(host),
+            num_nodes=len(nodes),
+            host=host,
+            launcher=launcher,
+        )
+
     def gather(self, value: object) -> list[Any]:
         """Give every rank all ranks' small JSON values, in rank order."""
         data = json.dumps(value).encode()
@@ -86,10 +105,3 @@ def scale(tensor: torch.Tensor, weight: float) -> None:
         tensor.zero_()
     elif weight != 1:
         tensor.mul_(weight)
-
-
-def node_numbers(hosts: list[str], rank: int) -> tuple[int, int, int, int]:
-    """Local rank, local size, node and number of nodes of `rank`, from every rank's host name in rank order."""
-    nodes = list(dict.fromkeys(hosts))
-    neighbours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    return neighbours.index(rank), len(neighbours), nodes.index(hosts[rank]), len(nodes)

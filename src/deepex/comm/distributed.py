@@ -14,8 +14,8 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from deepex.comm.base import Communicator, check_tensor, node_numbers, scale
-from deepex.comm.place import Place, find_place
+from deepex.comm.base import Communicator, check_tensor, scale
+from deepex.comm.place import find_place
 from deepex.errors import CommError
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
@@ -36,21 +36,8 @@ class DistributedCommunicator(Communicator):
         if self._owns_world:
             _start(kind, bootstrap)
         self._group = group if group is not None else dist.group.WORLD
-        rank, size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._ranks = dist.get_process_group_ranks(self._group)
-        self.place = Place(rank=rank, size=size, local_rank=rank, local_size=size)
-        host = socket.gethostname()
-        local_rank, local_size, node, num_nodes = node_numbers(self.gather(host), rank)
-        self.place = Place(
-            rank=rank,
-            size=size,
-            local_rank=local_rank,
-            local_size=local_size,
-            node=node,
-            num_nodes=num_nodes,
-            host=host,
-            launcher="torch.distributed",
-        )
+        self._locate(dist.get_rank(self._group), dist.get_world_size(self._group), "torch.distributed")
 
     def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:  # noqa: D102 - see the base
         check_tensor(tensor)

@@ -13,13 +13,11 @@ through one pinned host buffer, kept for the next time, where it is not.
 
 import atexit
 import os
-import socket
 from typing import Any, Final, final
 
 import torch
 
-from deepex.comm.base import Communicator, check_tensor, node_numbers, scale
-from deepex.comm.place import Place
+from deepex.comm.base import Communicator, check_tensor, scale
 from deepex.errors import CommError
 from deepex.machine.mpi import cuda_aware as ask_cuda_aware
 from deepex.machine.mpi import identify
@@ -83,20 +81,8 @@ class MpiCommunicator(Communicator):
         if cuda_aware is None and torch.cuda.is_available():
             cuda_aware = ask_cuda_aware(self._mpi.Get_library_version(), os.environ)[0]
         self.cuda_aware = bool(cuda_aware)
-        self.place = Place(rank=self._comm.rank, size=self._comm.size, local_size=self._comm.size, local_rank=self._comm.rank)
-        host = socket.gethostname()
-        local_rank, local_size, node, num_nodes = node_numbers(self.gather(host), self._comm.rank)
-        self.place = Place(
-            rank=self._comm.rank,
-            size=self._comm.size,
-            local_rank=local_rank,
-            local_size=local_size,
-            node=node,
-            num_nodes=num_nodes,
-            host=host,
-            launcher="mpi",
-        )
-        self._in_pieces = num_nodes == 1 and identify(self._mpi.Get_library_version())[0] == "MPICH"
+        self._locate(self._comm.rank, self._comm.size, "mpi")
+        self._in_pieces = self.place.num_nodes == 1 and identify(self._mpi.Get_library_version())[0] == "MPICH"
 
     def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:  # noqa: D102 - see the base
         check_tensor(tensor)

@@ -126,7 +126,7 @@ class Learner:
 
     @property
     def requests(self) -> torch.Tensor:
-        """How many ranks were asked to stop, as told at the last sync; on the device."""
+        """Above zero if some rank was asked to stop, as told at the last sync; on the device."""
         assert self._agreement is not None, "start comes first"
         return self._agreement.requests
 

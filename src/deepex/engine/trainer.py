@@ -57,14 +57,14 @@ class Trainer:
         learner = self.learner
         if checkpoint is None:
             self._comm.broadcast(learner.arena.state)
-            return Position()
-        checkpoints.restore(checkpoint, learner.arena, learner.network)
-        checkpoints.restore_momenta(checkpoint, learner.momentum.stored(), learner.replicas[0])
-        return checkpoint.position
+        else:
+            checkpoints.restore(checkpoint, learner.arena, learner.network)
+            checkpoints.restore_momenta(checkpoint, learner.momentum.stored(), learner.replicas[0])
+        learner.start()
+        return Position() if checkpoint is None else checkpoint.position
 
     def run(self, position: Position) -> Outcome:
         """Train from `position` to the end."""
-        self.learner.start()
         try:
             with self._signals:
                 return self._epochs(position)

@@ -74,7 +74,9 @@ def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, re
         position = together(comm, lambda: trainer.load(checkpoint))
         if comm.rank == 0:
             run.forget_after(position.epoch)
-            run.set_state(setup_seconds=perf_counter() - began, arena_bytes=trainer.learner.arena.memory.nbytes)
+            learner = trainer.learner
+            sizes = {"arena_bytes": learner.arena.memory.nbytes, "sync_bytes": learner.sync_bytes}
+            run.set_state(setup_seconds=perf_counter() - began, **sizes)
             watcher.began(run.state)
         try:
             outcome = trainer.run(position)
