@@ -224,7 +224,7 @@ def _row(names: tuple[object, ...], found: dict[str, int], against: str, over_st
 def _over(found: list[dict[str, int]], bare: list[dict[str, int]]) -> dict[str, float]:
     """The ratio of the peaks; a case that ran once is compared with each bare loop."""
     ours = [case["peak"] for case in (found if len(found) == len(bare) else found * len(bare))]
-    return bench.ratio(ours, [case["peak"] for case in bare], blocks=len(bare))
+    return bench.ratio(ours, [case["peak"] for case in bare])
 
 
 def _over_start(found: list[dict[str, int]], bare: list[dict[str, int]]) -> str:

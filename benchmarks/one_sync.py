@@ -110,7 +110,7 @@ def measure_syncs(arena: Arena, repeats: int, comm: MpiCommunicator, mpi: Any) -
     return bench.in_turns({name: partial(timed, *both, world) for name, both in contestants.items()}, repeats)
 
 
-def show_syncs(found: dict[str, list[float]], arena: Arena, blocks: int) -> dict[str, dict[str, dict[str, float]]]:
+def show_syncs(found: dict[str, list[float]], arena: Arena) -> dict[str, dict[str, dict[str, float]]]:
     """Print how every other way compares with DeepEx's, weighted and not; give the ratios."""
     bars = {
         "one Allreduce": "at most 1.1",
@@ -121,12 +121,12 @@ def show_syncs(found: dict[str, list[float]], arena: Arena, blocks: int) -> dict
     rows = []
     for name, seconds in found.items():
         size = (arena.model_and_momentum if name == "DeepEx, momentum averaged" else arena.model).nbytes
-        ratios[name] = {ours: bench.ratio(found[ours], seconds, blocks=blocks) for ours in ("DeepEx", "DeepEx, unweighted")}
+        ratios[name] = {ours: bench.ratio(found[ours], seconds) for ours in ("DeepEx", "DeepEx, unweighted")}
         shown = [bench.show_ratio(found_ratio) for found_ratio in ratios[name].values()]
         rows.append([name, f"{size / 1e6:.1f}", f"{statistics.median(seconds) * 1e3:.1f}", *shown, bars.get(name, "")])
     columns = ["a sync by", "MB", "ms (median)", "DeepEx / this", "DeepEx unweighted / this", "bar"]
     bench.print_table(
-        f"one sync of ResNet-50, {arena.num_parameters / 1e6:.1f} M weights, 2 ranks; fast quarter of turns (range over fifths)",
+        f"one sync of ResNet-50, {arena.num_parameters / 1e6:.1f} M weights, 2 ranks; {bench.LEGEND}",
         columns,
         rows,
     )
@@ -144,7 +144,6 @@ def ranks(repeats: int, *, keep: bool) -> None:
         syncs = measure_syncs(arena, repeats, comm, MPI)
     if comm.rank:
         return
-    blocks = min(5, repeats)
     result = {
         "mpi": MPI.Get_library_version().splitlines()[0],
         "mpi_thread_level": MPI.Query_thread(),
@@ -153,7 +152,7 @@ def ranks(repeats: int, *, keep: bool) -> None:
         "bytes": arena.model.nbytes,
         "bytes_with_momentum": arena.model_and_momentum.nbytes,
         "sync_seconds": syncs,
-        "deepex_over": show_syncs(syncs, arena, blocks),
+        "deepex_over": show_syncs(syncs, arena),
     }
     bench.write_record("one_sync", result, keep=keep)
 

@@ -41,12 +41,12 @@ def main() -> None:
         found = bench.in_turns({name: partial(timed, command) for name, command in commands.items()}, options.repeats)
     rows, ratios = [], {}
     for name, seconds in found.items():
-        ratios[name] = bench.ratio(seconds, found["python"], blocks=min(5, options.repeats))
+        ratios[name] = bench.ratio(seconds, found["python"])
         bar = f"{BARS[name]:.1f}" if name in BARS else ""
         shown = "" if name == "python" else bench.show_ratio(ratios[name])
         rows.append([name, f"{min(seconds):.3f}", f"{statistics.median(seconds):.3f}", bar, shown])
     bench.print_table(
-        f"seconds of a fresh process, {options.repeats} turns; the ratio is of the fast quarters (range over fifths)",
+        f"seconds of a fresh process, {options.repeats} turns; {bench.LEGEND}",
         ["command", "best", "median (bar 0.3 s for import and --help)", "bar", "over python's own start"],
         rows,
     )

@@ -40,6 +40,7 @@ from deepex.comm.together import abort_on_failure
 from deepex.data.shard import epoch_order
 from deepex.engine.config import RunConfig
 from deepex.engine.learner import Learner
+from deepex.machine.heap import keep_heap
 from deepex.recipes.job import decide_layout, make_job
 from deepex.record.clock import HostClock
 from one_rank import small_data
@@ -172,12 +173,11 @@ def compare(net: str, samples: int, repeats: int, comm: MpiCommunicator, world: 
             "DDP": lambda: timed(ddp, world),
         }
         found = bench.in_turns(contestants, repeats)
-    blocks = min(5, repeats)
-    speedup = bench.ratio(found["one rank"], found["two ranks"], blocks=blocks)
-    over_ddp = bench.ratio(found["DDP"], found["two ranks"], blocks=blocks)
-    gradients_over_ddp = bench.ratio(found["DDP"], found["two ranks, gradients"], blocks=blocks)
+    speedup = bench.ratio(found["one rank"], found["two ranks"])
+    over_ddp = bench.ratio(found["DDP"], found["two ranks"])
+    gradients_over_ddp = bench.ratio(found["DDP"], found["two ranks, gradients"])
     speed = {name: samples / statistics.median(seconds) for name, seconds in found.items()}
-    sync_share = statistics.median(sync_seconds[1:]) / statistics.median(found["two ranks"])
+    sync_share = statistics.median(sync_seconds[-repeats:]) / statistics.median(found["two ranks"])
     settings = f"{best['order']}{', static graph' * best['static_graph']}, gradients {'None' if best['set_to_none'] else 'zeroed'}"
     row = [
         net,
@@ -193,7 +193,7 @@ def compare(net: str, samples: int, repeats: int, comm: MpiCommunicator, world: 
     ]
     record = {
         "seconds": found,
-        "sync_seconds": sync_seconds[1:],
+        "sync_seconds": sync_seconds[-repeats:],
         "layout": config.layout,
         "ddp": best,
         "two_over_one": speedup,
@@ -217,6 +217,7 @@ def _shared_data(samples: int, comm: MpiCommunicator) -> Iterator[str]:
 def ranks(repeats: int, *, keep: bool) -> None:
     """What each of the two processes does."""
     torch.set_num_threads(1)
+    keep_heap(os.environ)  # for all contestants
     comm = MpiCommunicator()
     from mpi4py import MPI
 
@@ -241,7 +242,7 @@ def ranks(repeats: int, *, keep: bool) -> None:
         "DeepEx, sync per epoch / DDP (bar 1)",
         "DeepEx, gradients / DDP",
     ]
-    title = f"images per second, one thread per rank, batch 32 per rank; fast quarter of up to {repeats} turns (range over fifths)"
+    title = f"images per second, one thread per rank, batch 32 per rank, up to {repeats} turns; {bench.LEGEND}"
     bench.print_table(title, columns, rows)
     bench.write_record("two_ranks", {"threads": 1, "results": result}, keep=keep)
 

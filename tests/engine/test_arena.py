@@ -42,7 +42,7 @@ def test_everything_is_a_view_of_one_allocation() -> None:
             assert start <= value.data_ptr() < end
             assert value.data_ptr() % 4 == 0
             assert (value.data_ptr() - start) % ALIGNMENT_BYTES == 0, name
-    for parameter, gradient in zip(network.parameters(), arena.gradient_views(), strict=False):
+    for parameter, gradient in zip(network.parameters(), arena.gradient_tensors(), strict=False):
         assert start <= gradient.data_ptr() < end
         if parameter.dim() == 4:
             assert parameter.is_contiguous(memory_format=torch.channels_last)
@@ -70,30 +70,43 @@ def test_regions_lie_so_that_each_sync_is_one_slice() -> None:
     assert padding < 1.01, "weights, gradients, momentum and statistics, and no hidden copy"
 
 
-def test_gradients_arrive_in_the_arena() -> None:
+def test_without_a_region_for_gradients_the_rest_lies_as_before() -> None:
+    gathering, other = (Arena(build("lenet", channels=1, size=(28, 28), classes=10), CPU, gathers=g) for g in (True, False))
+    assert other.gradients.numel() == 0
+    assert other.layout == gathering.layout
+    assert other.memory.numel() == gathering.memory.numel() - gathering.weights.numel()
+    assert other.state.numel() == gathering.state.numel(), "checkpoints fit both"
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_gradients_arrive(gathers: bool) -> None:
     torch.manual_seed(0)
     network, plain = (build("lenet", channels=1, size=(28, 28), classes=10) for _ in range(2))
     plain.load_state_dict(network.state_dict())
-    arena = Arena(network, CPU, channels_last=True)
+    arena = Arena(network, CPU, channels_last=True, gathers=gathers)
     images = torch.randn(4, 1, 28, 28)
-    arena.gradients.fill_(9)
-    arena.backward(network(images).square().mean())
     plain(images).square().mean().backward()
     theirs = dict(plain.named_parameters())
-    for slot, gradient in zip(arena.layout.weights, arena.gradient_views(), strict=True):
+    for _ in range(2):  # a second backward replaces, it does not add
+        arena.gradients.fill_(9)
+        arena.backward(network(images).square().mean())
+    for slot, gradient in zip(arena.layout.weights, arena.gradient_tensors(), strict=True):
         assert torch.allclose(gradient, theirs[slot.name].grad, atol=1e-6), slot.name
-    assert all(parameter.grad is None for parameter in network.parameters()), "no second copy is kept"
+        assert gradient.stride() == slot.stride, "the update walks through both in one order"
     total = torch.stack([p.grad.norm() for p in plain.parameters()]).norm()
-    found = torch.stack([gradient.norm() for gradient in arena.gradient_views()]).norm()
+    found = torch.stack([gradient.norm() for gradient in arena.gradient_tensors()]).norm()
     assert found.item() == pytest.approx(total.item(), rel=1e-5)
+    arena.drop_gradients()
+    assert all(parameter.grad is None for parameter in network.parameters()), "no second copy is kept"
 
 
-def test_a_weight_that_took_no_part_gets_no_gradient() -> None:
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_weight_that_took_no_part_gets_no_gradient(gathers: bool) -> None:
     network = nn.ModuleDict({"used": nn.Linear(3, 3), "idle": nn.Linear(3, 3)})
-    arena = Arena(network, CPU)
+    arena = Arena(network, CPU, gathers=gathers)
     arena.gradients.fill_(9)
     arena.backward(network["used"](torch.ones(1, 3)).sum())
-    for slot, gradient in zip(arena.layout.weights, arena.gradient_views(), strict=True):
+    for slot, gradient in zip(arena.layout.weights, arena.gradient_tensors(), strict=True):
         assert bool(gradient.any()) == slot.name.startswith("used"), slot.name
 
 

@@ -20,25 +20,27 @@ def network() -> nn.Module:
 
 
 def set_gradients(module: nn.Module, step: int, arena: Arena | None = None) -> None:
-    """The same random gradients for each step, in the arena or where torch.optim looks for them."""
+    """The same random gradients for each step, gathered in the arena or where autograd puts them."""
     generator = torch.Generator().manual_seed(step)
-    slots = {} if arena is None else dict(zip([s.name for s in arena.layout.weights], arena.gradient_views(), strict=True))
+    gathered = arena is not None and arena.gathers
+    slots = dict(zip([s.name for s in arena.layout.weights], arena.gradient_tensors(), strict=True)) if gathered else {}
     for name, parameter in module.named_parameters():
         value = torch.randn(parameter.shape, generator=generator)
-        if arena is None:
-            parameter.grad = value
-        elif name in slots:
+        if name in slots:
             slots[name].copy_(value)
+        elif parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter).copy_(value)
 
 
+@pytest.mark.parametrize("gathers", [True, False])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_sgd_is_pytorchs(momentum: float, nesterov: bool, decay: float) -> None:
+def test_sgd_is_pytorchs(momentum: float, nesterov: bool, decay: float, gathers: bool) -> None:
     if nesterov and not momentum:
         nesterov = False
     mine, theirs = network(), network()
-    arena = Arena(mine, CPU, channels_last=True)
+    arena = Arena(mine, CPU, channels_last=True, gathers=gathers)
     optimiser = Optimiser(OptimConfig(momentum=momentum, nesterov=nesterov, weight_decay=decay), arena)
     groups = [
         {"params": [theirs[0].weight, theirs[3].weight], "weight_decay": decay},
@@ -54,11 +56,12 @@ def test_sgd_is_pytorchs(momentum: float, nesterov: bool, decay: float) -> None:
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_lars_is_its_formula() -> None:
+@pytest.mark.parametrize("gathers", [True, False])
+def test_lars_is_its_formula(gathers: bool) -> None:
     """You et al. 2017, with the rate outside the momentum, as PyTorch's SGD has it."""
     mine = network()
     theirs = copy.deepcopy(mine)
-    arena = Arena(mine, CPU)
+    arena = Arena(mine, CPU, gathers=gathers)
     optimiser = Optimiser(OptimConfig(method="lars", momentum=0.9, weight_decay=0.05, trust=0.01), arena)
     buffers = [torch.zeros_like(p) for p in theirs.parameters()]
     for step in range(3):
@@ -77,11 +80,12 @@ def test_lars_is_its_formula() -> None:
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_frozen_weights_do_not_move() -> None:
+@pytest.mark.parametrize("gathers", [True, False])
+def test_frozen_weights_do_not_move(gathers: bool) -> None:
     module = network()
     module[0].weight.requires_grad_(False)
     before = module[0].weight.clone()
-    arena = Arena(module, CPU)
+    arena = Arena(module, CPU, gathers=gathers)
     set_gradients(module, 0, arena)
     Optimiser(OptimConfig(weight_decay=0.1), arena).update(0.1)
     assert torch.equal(module[0].weight, before)

@@ -8,7 +8,6 @@ slower. So a few steps of each are timed, on a copy of the network.
 """
 
 import copy
-import ctypes
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
@@ -46,13 +45,6 @@ def choose_layout(network: nn.Module, *, shape: tuple[int, ...], batch: int, obj
         f"contiguous {best[False] * 1e3:.1f} ms a step, channels-last {best[True] * 1e3:.1f} ms, best of {rounds - 1} at the start"
     )
     return Layout(channels_last=best[True] < best[False], reason=text)
-
-
-def give_back_memory() -> None:
-    """Let the C library return what the trial freed to the system; else the run would carry it as its own. glibc alone has this."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 class _Trial:

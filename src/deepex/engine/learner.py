@@ -38,11 +38,12 @@ class Learner:
         per_rank = job.replicas // comm.size
         self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
         _check_network(job.network, job.replicas)
-        self.arena = Arena(job.network, job.device, channels_last=job.channels_last)
+        self._updates_locally = config.sync.strategy == "weights"
+        gathers = not self._updates_locally or job.device.type != "cpu"
+        self.arena = Arena(job.network, job.device, channels_last=job.channels_last, gathers=gathers)
         self.objective = make_objective(config.objective)
         prepare = Prepare(manifest, job.device, standardise=self.objective.standardise, channels_last=job.channels_last)
         self.step = EagerStep(self.network, self.objective, self.arena, prepare, precision=config.precision)
-        self._updates_locally = config.sync.strategy == "weights"
         policy = config.sync.momentum if self._updates_locally and job.replicas > 1 else "average"
         self._counters = Counters(self.network, per_rank)
         self.momentum = make_momentum(policy, self.arena.momentum, replicas_per_rank=per_rank)

@@ -3,8 +3,8 @@
     optimiser = Optimiser(config.optim, arena)
     optimiser.update(rate=0.1)
 
-The pass is PyTorch's own fused kernel (`torch.optim.sgd.sgd(fused=True)`) on flat slices: weights, gradients and momentum are read
-once and weights and momentum written once.
+The pass is PyTorch's own fused kernel: weights, gradients and momentum are read once and weights and momentum written once. Where
+the arena gathers gradients it runs over flat slices, else over the list of tensors.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-from torch.optim.sgd import sgd
 
 from deepex.engine.arena import Arena
 from deepex.errors import ConfigError
@@ -63,63 +62,76 @@ class OptimConfig:
             raise ConfigError("optim.schedule is step without optim.decay_epochs: say when, for example [30, 60, 80]")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Weights that share one weight decay: their places in the list of tensors, or one flat slice of each region."""
+
+    weights: list[torch.Tensor]
+    momenta: list[torch.Tensor]
+    gradients: list[torch.Tensor] | None  # None: autograd's, which are others in every step
+    places: slice
+    decay: float
+
+
 class Optimiser:
     """Updates an arena's weights and momentum from its gradients, in place."""
 
     def __init__(self, config: OptimConfig, arena: Arena) -> None:
         self._config, self._arena = config, arena
         decays = config.weight_decay > 0 and config.method == "sgd"
-        edges = sorted({0, arena.num_decayed, arena.weights.numel()} if decays else {0, arena.weights.numel()})
+        cut = len(arena.layout.decayed) if decays else 0
         self._parts = [
-            (slice(start, stop), config.weight_decay if decays and stop <= arena.num_decayed else 0.0)
-            for start, stop in pairwise(edges)
+            _make_part(config, arena, slice(start, stop), config.weight_decay if stop <= cut else 0.0)
+            for start, stop in pairwise(sorted({0, cut, len(arena.layout.weights)}))
         ]
         self._lars = _Lars(config, arena) if config.method == "lars" else None
 
     def update(self, rate: float) -> None:
         """One update."""
+        config, gradients = self._config, self._arena.gradient_tensors()
         if self._lars is not None:
-            self._lars.adapt()
-        for part, decay in self._parts:
-            self._pass(part, decay, rate)
-
-    def _pass(self, part: slice, decay: float, rate: float) -> None:
-        config, arena = self._config, self._arena
-        momentum = arena.momentum[part] if config.momentum else None
-        with torch.no_grad():
-            sgd(
-                [arena.weights[part]],
-                [arena.gradients[part]],
-                [momentum],
-                foreach=False,
-                fused=True,
-                weight_decay=decay,
+            self._lars.adapt(gradients)
+        for part in self._parts:
+            torch._fused_sgd_(
+                part.weights,
+                gradients[part.places] if part.gradients is None else part.gradients,
+                part.momenta,
+                weight_decay=part.decay,
                 momentum=config.momentum,
                 lr=rate,
                 dampening=0.0,
                 nesterov=config.nesterov,
                 maximize=False,
+                is_first_step=False,  # momentum starts at zero, so that the first step is like the others
             )
+        self._arena.drop_gradients()
+
+
+def _make_part(config: OptimConfig, arena: Arena, places: slice, decay: float) -> _Part:
+    if arena.gathers:
+        slots = arena.layout.weights[places]
+        flat = slice(slots[0].offset, slots[-1].offset + slots[-1].count)
+        weights, momenta, gradients = [arena.weights[flat]], [arena.momentum[flat]], [arena.gradients[flat]]
+    else:
+        weights, momenta, gradients = arena.weight_views()[places], arena.momentum_views()[places], None
+    return _Part(weights=weights, momenta=momenta if config.momentum else [], gradients=gradients, places=places, decay=decay)
 
 
 class _Lars:
     """Scales each gradient by its trust ratio, in place; biases and normalisation layers keep ratio 1."""
 
     def __init__(self, config: OptimConfig, arena: Arena) -> None:
-        self._config, self._arena = config, arena
-        adapted = len(arena.layout.decayed)
-        self._weights, self._gradients = arena.weight_views()[:adapted], arena.gradient_views()[:adapted]
+        self._config = config
+        self._weights = arena.weight_views()[: len(arena.layout.decayed)]
 
-    @torch.no_grad()
-    def adapt(self) -> None:
-        config = self._config
-        if not self._weights:
+    def adapt(self, gradients: list[torch.Tensor]) -> None:
+        config, adapted = self._config, gradients[: len(self._weights)]
+        if not adapted:
             return
         weights = torch.stack(torch._foreach_norm(self._weights))
-        gradients = torch.stack(torch._foreach_norm(self._gradients))
-        ratios = config.trust * weights / (gradients + config.weight_decay * weights)
-        ratios = torch.where((weights > 0) & (gradients > 0), ratios, 1.0)
+        norms = torch.stack(torch._foreach_norm(adapted))
+        ratios = config.trust * weights / (norms + config.weight_decay * weights)
+        ratios = torch.where((weights > 0) & (norms > 0), ratios, 1.0)
         if config.weight_decay:
-            decayed = slice(0, self._arena.num_decayed)
-            self._arena.gradients[decayed].add_(self._arena.weights[decayed], alpha=config.weight_decay)
-        torch._foreach_mul_(self._gradients, list(ratios.unbind()))
+            torch._foreach_add_(adapted, self._weights, alpha=config.weight_decay)
+        torch._foreach_mul_(adapted, list(ratios.unbind()))

@@ -12,10 +12,11 @@ from deepex.data.placement import choose_placement
 from deepex.data.shard import Shards
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
-from deepex.engine.layout import choose_layout, give_back_memory
+from deepex.engine.layout import choose_layout
 from deepex.engine.objective import make_objective
 from deepex.errors import ConfigError, DataError, UnknownName
 from deepex.machine.hardware import describe_memory
+from deepex.machine.heap import give_back_heap
 from deepex.recipes.network import build_network
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -60,7 +61,7 @@ def decide_layout(job: Job, comm: Communicator) -> tuple[Job, str]:
     if comm.rank == 0 and not config.deterministic:
         shape, objective = job.dataset.manifest.shape, make_objective(config.objective)
         found = choose_layout(job.network, shape=shape, batch=config.batch, objective=objective, device=job.device)
-        give_back_memory()
+        give_back_heap()  # else the run would carry what the trial took
     fixed = (False, "fixed, because deterministic")
     channels_last, reason = comm.gather(fixed if found is None else (found.channels_last, found.reason))[0]
     settled = dataclasses.replace(config, layout="channels_last" if channels_last else "contiguous")

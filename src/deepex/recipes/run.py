@@ -22,6 +22,7 @@ from deepex.engine.watch import Watcher
 from deepex.errors import DataError, RunError
 from deepex.machine import describe
 from deepex.machine.hardware import describe_cpu
+from deepex.machine.heap import give_back_heap, keep_heap
 from deepex.recipes.job import choices, decide_layout, make_job, pick_device
 from deepex.record import RunDirectory
 from deepex.record.files import write_text
@@ -51,6 +52,7 @@ def train(
         with abort_on_failure(communicator, _say, lambda text: _log(path, communicator.rank, text)):
             return _train(config, communicator, path, reason=reason, resume=resume, watcher=watcher or Watcher())
     finally:
+        give_back_heap()
         if communicator is not comm:
             with suppress(Exception):  # while an error is on its way, that error matters
                 communicator.close()
@@ -64,9 +66,9 @@ def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, re
     threads = config.threads or (
         1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size)
     )
-    with _settings(config, job, threads):
+    with _settings(config, job, threads) as heap:
         job, layout_reason = decide_layout(job, comm)
-        state = choices(job, comm, comm_reason=reason, layout_reason=layout_reason, threads=threads)
+        state = choices(job, comm, comm_reason=reason, layout_reason=layout_reason, threads=threads) | {"heap": heap}
         machines = [m for m in comm.gather(describe(path.parent, os.environ) if comm.place.local_rank == 0 else None) if m]
         run = together(comm, lambda: _open(path, job, state, machines if comm.rank == 0 else None, resume=resume))
         began = perf_counter()
@@ -138,8 +140,11 @@ def _note_end(run: RunDirectory, comm: Communicator, status: str, reason: str) -
 
 
 @contextmanager
-def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[None]:
-    """The process-wide switches of torch that a run needs; put back afterwards, because the process may be the caller's."""
+def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
+    """The process-wide switches that a run needs; those of torch are put back afterwards, because the process may be the caller's.
+
+    Gives what was done about the heap; that cannot be put back.
+    """
     before = (
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
@@ -152,8 +157,9 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = False
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
+    heap = keep_heap(os.environ) if job.device.type == "cpu" else "the C library's own way: the work is on the GPU"
     try:
-        yield
+        yield heap
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
