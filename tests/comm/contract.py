@@ -4,6 +4,7 @@ mpiexec -n 3 python -m tests.comm.contract mpi      prints one JSON object per r
 """
 
 import json
+import resource
 import sys
 import traceback
 
@@ -34,7 +35,7 @@ def check_sum_in_place(comm: Communicator) -> None:
 
 
 def check_weighted_sum(comm: Communicator) -> None:
-    """Also over several pieces of a large tensor, and with weight zero for what is not a number."""
+    """Also with weight zero for what is not a number."""
     for count in (3, 2_500_001):
         tensor = torch.full((count,), float("nan") if comm.rank == 1 else 4.0)
         comm.sum(tensor, 0.0 if comm.rank == 1 else 0.5)
@@ -47,6 +48,69 @@ def check_sum_of_a_slice_leaves_the_rest(comm: Communicator) -> None:
     assert tensor[:100].eq(1).all()
     assert tensor[900:].eq(1).all()
     assert tensor[100:900].eq(comm.size).all()
+
+
+def check_memory_that_the_ranks_share(comm: Communicator) -> None:
+    """The same sums, on memory that the communicator made; several chunks long, and shorter than one part per rank."""
+    cpu = torch.device("cpu")
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        for count in (1, 7, 1_000_003):
+            tensor = comm.zeros(count, dtype, cpu)
+            assert tensor.shape == (count,)
+            assert not tensor.any()
+            assert comm.shares(tensor[count // 2 :]) == (comm.size > 1)
+            assert not comm.shares(torch.zeros(3))
+            for _ in range(2):
+                tensor.copy_(torch.arange(count) % 97 + comm.rank)
+                comm.sum(tensor)
+                assert torch.equal(tensor, (torch.arange(count) % 97 * comm.size + sum(range(comm.size))).to(dtype)), (dtype, count)
+    tensor = comm.zeros(500_000, torch.float32, cpu).fill_(4)
+    part = tensor[1000:400_000].view(-1, 3)
+    part[5] = float("nan") if comm.rank == 1 else 4.0
+    comm.sum(part, 0.0 if comm.rank == 1 else 0.5)
+    assert part.eq(2.0 * (comm.size - (comm.size > 1))).all()
+    assert tensor[:1000].eq(4).all()
+    assert tensor[400_000:].eq(4).all()
+
+
+def check_shared_sums_are_rounded_alike_everywhere(comm: Communicator) -> None:
+    tensor = comm.zeros(300_001, torch.float32, torch.device("cpu"))
+    values = [torch.randn(300_001, generator=torch.Generator().manual_seed(rank)) for rank in range(comm.size)]
+    tensor.copy_(values[comm.rank])
+    comm.sum(tensor, 1 / comm.size)
+    expected = values[0] * (1 / comm.size)
+    for other in values[1:]:
+        expected.add_(other, alpha=1 / comm.size)
+    assert torch.equal(tensor, expected), "the order is that of the ranks, as of replicas that take turns on one rank"
+
+
+def check_different_parts_of_shared_memory_are_refused(comm: Communicator) -> None:
+    tensor = comm.zeros(1000, torch.float32, torch.device("cpu"))
+    if comm.size > 1:
+        with pytest.raises(CommError, match="different parts"):
+            comm.sum(tensor[comm.rank : 900])
+
+
+def check_shared_memory_outlives_its_communicator(comm: Communicator) -> None:
+    part = comm.split(0)
+    tensor = part.zeros(1000, torch.float32, torch.device("cpu")).fill_(1)
+    part.sum(tensor)
+    part.close()
+    tensor.add_(1)
+    assert tensor.eq(comm.size + 1).all()
+
+
+def check_a_rank_without_room_keeps_all_from_sharing(comm: Communicator) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if comm.rank == comm.size - 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        tensor = comm.zeros(1000, torch.float32, torch.device("cpu")).fill_(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not comm.shares(tensor)
+    comm.sum(tensor, 0.5)
+    assert tensor.eq(comm.size / 2).all()
 
 
 def check_sum_is_the_same_on_every_rank(comm: Communicator) -> None:

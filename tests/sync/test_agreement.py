@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepex.comm.base import own_zeros
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import FailureError
 from deepex.sync import Agreement, make_agreement, make_momentum
@@ -12,7 +13,9 @@ from deepex.sync.agreement import Accumulated, FixedPoint, InPlace
 
 
 def make(kind: type[Agreement], agreed: torch.Tensor) -> Agreement:
-    return kind(agreed, own=agreed, request=0)
+    agreement = kind(agreed, own=agreed, request=0, **({} if kind is InPlace else {"zeros": own_zeros}))
+    agreement.start()
+    return agreement
 
 
 @settings(max_examples=40, deadline=None)
@@ -79,7 +82,7 @@ def test_in_place_weights_and_sums_where_it_lies() -> None:
 
 def test_the_way_is_chosen() -> None:
     arena = torch.zeros(8)
-    keys = {"own": arena, "request": 0}
+    keys = {"own": arena, "request": 0, "zeros": own_zeros}
     assert isinstance(make_agreement(arena, **keys, replicas_per_rank=1, deterministic=False), InPlace)
     assert isinstance(make_agreement(arena, **keys, replicas_per_rank=2, deterministic=False), Accumulated)
     assert isinstance(make_agreement(arena, **keys, replicas_per_rank=1, deterministic=True), FixedPoint)

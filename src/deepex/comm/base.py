@@ -1,5 +1,6 @@
 """The small contract that every communicator keeps.
 
+    arena = comm.zeros(count, torch.float32, device)
     comm.sum(arena)                 # in place, on the tensor's own memory, one collective
     rows = comm.gather({"host": h}) # small values, to every rank, in rank order
 
@@ -10,12 +11,20 @@ never inheritance. All calls are collective: every rank makes the same calls in 
 import json
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from deepex.comm.place import Place
 from deepex.errors import CommError
+
+Zeros = Callable[[int, torch.dtype, torch.device], torch.Tensor]  # makes zeroed memory for so many numbers
+
+
+def own_zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Make zeroed memory of this process alone."""
+    return torch.zeros(count, dtype=dtype, device=device)
 
 
 class Communicator(ABC):
@@ -37,6 +46,14 @@ class Communicator(ABC):
     @abstractmethod
     def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         """Replace a contiguous tensor by the sum over all ranks of `weight` · tensor, in place: one collective, no copy of it."""
+
+    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Make memory for what will be summed; ranks of one node may share it (shared.py)."""
+        return own_zeros(count, dtype, device)
+
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` lies in memory that the ranks share."""
+        return False
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:

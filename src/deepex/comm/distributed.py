@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from deepex.comm.base import Communicator, check_tensor, scale
 from deepex.comm.place import find_place
+from deepex.comm.shared import NodeMemory
 from deepex.errors import CommError
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
@@ -31,7 +32,7 @@ class DistributedCommunicator(Communicator):
 
     def __init__(self, kind: str, *, bootstrap: Communicator | None = None, group: Any = None) -> None:
         self.kind = kind
-        self._bootstrap = bootstrap
+        self._bootstrap, self._node = bootstrap, NodeMemory(self)
         self._owns_world = group is None and not dist.is_initialized()
         if self._owns_world:
             _start(kind, bootstrap)
@@ -41,8 +42,15 @@ class DistributedCommunicator(Communicator):
 
     def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:  # noqa: D102 - see the base
         check_tensor(tensor)
-        scale(tensor, weight)
-        dist.all_reduce(tensor, group=self._group)
+        if not self._node.sum(tensor, weight):
+            scale(tensor, weight)
+            dist.all_reduce(tensor, group=self._group)
+
+    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: D102
+        return self._node.zeros(count, dtype, device)
+
+    def shares(self, tensor: torch.Tensor) -> bool:  # noqa: D102
+        return self._node.find(tensor) is not None
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:  # noqa: D102
         check_tensor(tensor)
@@ -71,6 +79,7 @@ class DistributedCommunicator(Communicator):
         os._exit(code)  # torchrun ends the other ranks; gloo's see the connection close
 
     def close(self) -> None:  # noqa: D102
+        self._node.release()
         if self._owns_world:
             dist.destroy_process_group()
         elif self._group is not dist.group.WORLD:

@@ -2,9 +2,7 @@
 
     from mpi4py import MPI
     comm = MpiCommunicator(MPI.COMM_WORLD.Split(color))
-    comm.sum(tensor)        # MPI_Allreduce(MPI_IN_PLACE, tensor.data_ptr(), …)
-
-One sum is one MPI_Allreduce, except for host tensors with MPICH within one node, where it goes in pieces: see _PIECE_BYTES.
+    comm.sum(tensor)        # MPI_Allreduce(MPI_IN_PLACE, tensor.data_ptr(), …); within one node, see shared.py
 
 MPI starts when the first communicator is built, not on import (Lightning freezes where mpi4py is merely installed: its issue
 20049), with the thread level that is asked for. Tensors on an accelerator go by device pointer where the MPI is CUDA-aware, and
@@ -18,6 +16,7 @@ from typing import Any, Final, final
 import torch
 
 from deepex.comm.base import Communicator, check_tensor, scale
+from deepex.comm.shared import NodeMemory
 from deepex.errors import CommError
 from deepex.machine.mpi import cuda_aware as ask_cuda_aware
 from deepex.machine.mpi import identify
@@ -32,9 +31,6 @@ _TYPES: Final = {
 
 # Within a node, below THREAD_MULTIPLE, MPICH 5 sums through a path that takes 76 ms for 102 MB on 2 ranks; its general one 50 ms.
 _MPICH_ALLREDUCE: Final = ("MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM", "mpir")
-# There it also takes fresh memory for half of a message at each call; in pieces that stay in the cache, 102 MB take 30 ms, and
-# weighting them first adds 5 ms, half of a pass of its own (benchmarks/one_sync.py).
-_PIECE_BYTES: Final = 512 << 10
 
 
 def start_mpi(thread_level: str = "FUNNELED") -> Any:
@@ -77,25 +73,23 @@ class MpiCommunicator(Communicator):
         self._mpi = start_mpi(thread_level)
         self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
         self._staging: torch.Tensor | None = None
-        self._in_pieces = False
+        self._node = NodeMemory(self)
         if cuda_aware is None and torch.cuda.is_available():
             cuda_aware = ask_cuda_aware(self._mpi.Get_library_version(), os.environ)[0]
         self.cuda_aware = bool(cuda_aware)
         self._locate(self._comm.rank, self._comm.size, "mpi")
-        self._in_pieces = self.place.num_nodes == 1 and identify(self._mpi.Get_library_version())[0] == "MPICH"
 
     def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:  # noqa: D102 - see the base
         check_tensor(tensor)
-        if not self._in_pieces or tensor.device.type != "cpu":
+        if not self._node.sum(tensor, weight):
             scale(tensor, weight)
-            self._on_memory(tensor, self._all_reduce)
-            return
-        for piece in tensor.view(-1).split(_PIECE_BYTES // tensor.element_size()):
-            scale(piece, weight)
-            self._all_reduce(self._memory(piece))
+            self._on_memory(tensor, lambda memory: self._comm.Allreduce(self._mpi.IN_PLACE, memory, self._mpi.SUM))
 
-    def _all_reduce(self, memory: list[Any]) -> None:
-        self._comm.Allreduce(self._mpi.IN_PLACE, memory, self._mpi.SUM)
+    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: D102
+        return self._node.zeros(count, dtype, device)
+
+    def shares(self, tensor: torch.Tensor) -> bool:  # noqa: D102
+        return self._node.find(tensor) is not None
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:  # noqa: D102
         self._on_memory(tensor, lambda memory: self._comm.Bcast(memory, root))
@@ -121,6 +115,7 @@ class MpiCommunicator(Communicator):
 
     def close(self) -> None:  # noqa: D102
         self._staging = None
+        self._node.release()
         if not self._mpi.Is_finalized():
             self._comm.Free()
 

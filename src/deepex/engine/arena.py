@@ -29,6 +29,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from deepex.comm.base import Zeros, own_zeros
 from deepex.errors import ConfigError
 
 ALIGNMENT_BYTES: Final = 256
@@ -81,10 +82,18 @@ class Arena:
 
     Works for any module whose floating-point parameters share one dtype: tied parameters get one slot, frozen ones
     (`requires_grad` false) a slot without gradient and momentum. The module must already be built with its initial values.
-    Without `gathers`, the arena has no region for gradients.
+    Without `gathers`, the arena has no region for gradients. `zeros` makes its memory: a communicator's, so that ranks share it.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, *, channels_last: bool = False, gathers: bool = True) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        *,
+        channels_last: bool = False,
+        gathers: bool = True,
+        zeros: Zeros = own_zeros,
+    ) -> None:
         parameters = dict(module.named_parameters())
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         dtype = _common_dtype(chain(parameters.items(), buffers.items()))
@@ -96,7 +105,7 @@ class Arena:
             "momentum": _extent(self.layout.weights, dtype),
             "frozen": _extent(self.layout.frozen, dtype),
         }
-        self.memory = torch.zeros(sum(sizes.values()), dtype=dtype, device=device)
+        self.memory = zeros(sum(sizes.values()), dtype, device)
         ends = _ends(sizes)
         self.gradients = self.memory[: ends["gradients"]]
         self.buffers = self.memory[ends["gradients"] : ends["buffers"]]

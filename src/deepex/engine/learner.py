@@ -40,7 +40,7 @@ class Learner:
         _check_network(job.network, job.replicas)
         self._updates_locally = config.sync.strategy == "weights"
         gathers = not self._updates_locally or job.device.type != "cpu"
-        self.arena = Arena(job.network, job.device, channels_last=job.channels_last, gathers=gathers)
+        self.arena = Arena(job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros)
         self.objective = make_objective(config.objective)
         prepare = Prepare(manifest, job.device, standardise=self.objective.standardise, channels_last=job.channels_last)
         self.step = EagerStep(self.network, self.objective, self.arena, prepare, precision=config.precision)
@@ -58,12 +58,15 @@ class Learner:
             shuffled=manifest.order == "shuffled",
         )
         self.feed = make_feed(job.placement, samples, job.device)
-        self._agreement: Agreement | None = None
+        self._agreement = self._make_agreement()
         self.plan: list[tuple[int, int]] = []
         self.rate = 0.0
 
     def start(self) -> None:
         """Begin from the state that the arena holds now: initial weights, or those of a checkpoint."""
+        self._agreement.start()
+
+    def _make_agreement(self) -> Agreement:
         arena = self.arena
         if not self._updates_locally:
             agreed, own, request = arena.gradients_and_buffers, arena.buffers, arena.gradients.numel()
@@ -71,18 +74,19 @@ class Learner:
             averaged = self._job.config.sync.momentum == "average"
             agreed, request = arena.model_and_momentum if averaged else arena.model, 0
             own = agreed
-        self._agreement = make_agreement(
+        return make_agreement(
             agreed,
             own=own,
             request=request,
             replicas_per_rank=len(self.replicas),
             deterministic=self._job.config.deterministic and self._job.replicas > 1,
+            zeros=self._comm.zeros,
         )
 
     @property
     def sync_bytes(self) -> int:
         """What one sync sends and receives per rank, as the size of the buffer that is summed."""
-        return 0 if self._agreement is None else self._agreement.nbytes
+        return self._agreement.nbytes
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """Plan the syncs of an epoch from `step` on, and start its feed."""
@@ -99,7 +103,6 @@ class Learner:
 
         Gives the step reached: earlier than `stop` only for a run of one replica that was asked to stop; nobody waits for it.
         """
-        assert self._agreement is not None, "start comes first"
         alone = self._job.replicas == 1
         total = self._shards.total_samples(start, stop)
         for index, replica in enumerate(self.replicas):
@@ -128,7 +131,6 @@ class Learner:
     @property
     def requests(self) -> torch.Tensor:
         """Above zero if some rank was asked to stop, as told at the last sync; on the device."""
-        assert self._agreement is not None, "start comes first"
         return self._agreement.requests
 
     def _one_step(self, epoch: int, replica: int, step: int) -> int:

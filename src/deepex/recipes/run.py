@@ -77,7 +77,11 @@ def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, re
         if comm.rank == 0:
             run.forget_after(position.epoch)
             learner = trainer.learner
-            sizes = {"arena_bytes": learner.arena.memory.nbytes, "sync_bytes": learner.sync_bytes}
+            sizes = {
+                "arena_bytes": learner.arena.memory.nbytes,
+                "sync_bytes": learner.sync_bytes,
+                "arena_shared": comm.shares(learner.arena.memory),
+            }
             run.set_state(setup_seconds=perf_counter() - began, **sizes)
             watcher.began(run.state)
         try:

@@ -18,7 +18,7 @@ from typing import Final, final
 
 import torch
 
-from deepex.comm.base import Communicator
+from deepex.comm.base import Communicator, Zeros
 from deepex.errors import FailureError
 
 _FRACTION_BITS: Final = 40
@@ -36,6 +36,10 @@ class Agreement(ABC):
 
     def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int) -> None:
         self._agreed, self._own, self._request = agreed, own, request
+
+    def start(self) -> None:
+        """Take what the slice holds now, on every rank the same, as what was last agreed."""
+        return
 
     @abstractmethod
     def begin(self) -> None:
@@ -100,11 +104,15 @@ class _Turns(Agreement):
 class Accumulated(_Turns):
     """Several replicas per rank: `base` is what was agreed, `total` the sum of the turns so far."""
 
-    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int) -> None:
+    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int, zeros: Zeros) -> None:
         super().__init__(agreed, own=own, request=request)
-        self._start = own.storage_offset() - agreed.storage_offset()
-        self._last, self._total = agreed.clone(), torch.empty_like(agreed)
+        self._offset = own.storage_offset() - agreed.storage_offset()
+        self._last, self._total = (zeros(agreed.numel(), agreed.dtype, agreed.device) for _ in range(2))
         self._empty = True
+
+    def start(self) -> None:  # noqa: D102
+        self._last.copy_(self._agreed)
+        self._empty = self._fresh = True
 
     def add(self, share: float) -> None:  # noqa: D102
         if self._empty:
@@ -121,7 +129,7 @@ class Accumulated(_Turns):
         self._empty = self._fresh = True
 
     def _base(self) -> torch.Tensor:
-        return self._last[self._start : self._start + self._own.numel()]
+        return self._last[self._offset : self._offset + self._own.numel()]
 
 
 @final
@@ -131,10 +139,15 @@ class FixedPoint(_Turns):
     Values must stay below 2^22 in size; what is smaller than 2^-41 rounds to zero, which float32 weights do not feel.
     """
 
-    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int) -> None:
+    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int, zeros: Zeros) -> None:
         super().__init__(agreed, own=own, request=request)
-        self._last = own.clone()
-        self._total = torch.zeros(agreed.numel(), dtype=torch.int64, device=agreed.device)
+        self._last = torch.empty_like(own)
+        self._total = zeros(agreed.numel(), torch.int64, agreed.device)
+
+    def start(self) -> None:  # noqa: D102
+        self._last.copy_(self._own)
+        self._total.zero_()
+        self._fresh = True
 
     def add(self, share: float) -> None:  # noqa: D102
         if share == 0:
@@ -165,8 +178,13 @@ class FixedPoint(_Turns):
 
 
 def make_agreement(
-    agreed: torch.Tensor, *, own: torch.Tensor, request: int, replicas_per_rank: int, deterministic: bool
+    agreed: torch.Tensor, *, own: torch.Tensor, request: int, replicas_per_rank: int, deterministic: bool, zeros: Zeros
 ) -> Agreement:
-    """Choose the way that fits; `deterministic` needs fixed point, several replicas per rank need an accumulator."""
-    kind = FixedPoint if deterministic else InPlace if replicas_per_rank == 1 else Accumulated
-    return kind(agreed, own=own, request=request)
+    """Choose the way that fits; `deterministic` needs fixed point, several replicas per rank need an accumulator.
+
+    `zeros` makes the memory of their sums: the communicator's.
+    """
+    if replicas_per_rank == 1 and not deterministic:
+        return InPlace(agreed, own=own, request=request)
+    kind = FixedPoint if deterministic else Accumulated
+    return kind(agreed, own=own, request=request, zeros=zeros)
