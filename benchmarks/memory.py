@@ -38,7 +38,7 @@ from deepex.engine.trainer import Trainer
 from deepex.engine.watch import Watcher
 from deepex.recipes.job import decide_layout, make_job
 from deepex.record import RunDirectory
-from one_rank import small_data
+from one_rank import fused_sgd, small_data
 
 NETS = ("resnet18", "resnet50")
 STEPS, BATCH, SAMPLES = 3, 32, 768  # eight replicas' three steps
@@ -115,10 +115,8 @@ def bare_case(case: dict[str, Any]) -> dict[str, int]:
     job = make_job(config, SoloCommunicator())
     images, labels = (torch.from_numpy(array) for array in job.dataset.part("train").read(0, SAMPLES))
     inputs = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-    network, optim = job.network.train(), config.optim
-    optimiser = torch.optim.SGD(
-        network.parameters(), lr=optim.rate, momentum=optim.momentum, weight_decay=optim.weight_decay, fused=True
-    )
+    network = job.network.train()
+    optimiser = fused_sgd(network, config)
     found |= {"built": resident(), "building": resident("VmHWM")}
     for batch in torch.randperm(SAMPLES).split(BATCH)[:STEPS]:
         optimiser.zero_grad(set_to_none=True)

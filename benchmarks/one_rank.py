@@ -10,7 +10,6 @@ The profile's cost is measured in two ways: with and without a clock, in turns, 
 of its own calls, counted and timed alone.
 """
 
-import os
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -26,9 +25,9 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.shard import epoch_order
 from deepex.engine.config import RunConfig
+from deepex.engine.job import Job
 from deepex.engine.trainer import Trainer
 from deepex.engine.watch import Watcher
-from deepex.machine.heap import keep_heap
 from deepex.recipes.job import decide_layout, make_job
 from deepex.record import RunDirectory
 from deepex.record.clock import HostClock, NoClock, PhaseClock
@@ -36,18 +35,28 @@ from deepex.record.clock import HostClock, NoClock, PhaseClock
 WORKLOADS = {"lenet": 960, "lenet-caffe": 960, "resnet18": 64}
 
 
+def standardised(job: Job, bounds: tuple[int, int], order: torch.memory_format) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of the training samples within `bounds`, ready for the network."""
+    manifest = job.dataset.manifest
+    images, labels = (torch.from_numpy(array) for array in job.dataset.part("train").read(*bounds))
+    inputs = torch.empty((len(images), *manifest.shape), memory_format=order).copy_(images.permute(0, 3, 1, 2))
+    return inputs.div_(255).sub_(manifest.mean[0]).div_(manifest.deviation[0]), labels
+
+
+def fused_sgd(network: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
+    """PyTorch's fastest optimiser for the configuration."""
+    optim = config.optim
+    return torch.optim.SGD(
+        network.parameters(), lr=optim.rate, momentum=optim.momentum, weight_decay=optim.weight_decay, fused=True
+    )
+
+
 def bare_loop(config: RunConfig, count: int, order: torch.memory_format) -> Callable[[], float]:
     """Epochs of the bare loop; a call gives the seconds of one."""
     job = make_job(config, SoloCommunicator())
-    job.network.to(memory_format=order)
-    images, labels = (torch.from_numpy(a) for a in job.dataset.part("train").read(0, job.dataset.part("train").count))
-    manifest, shards, network = job.dataset.manifest, job.shards, job.network.train()
-    inputs = torch.empty((len(images), *manifest.shape), memory_format=order).copy_(images.permute(0, 3, 1, 2))
-    inputs = inputs.div_(255).sub_(manifest.mean[0]).div_(manifest.deviation[0])
-    optim = config.optim
-    optimiser = torch.optim.SGD(
-        network.parameters(), lr=optim.rate, momentum=optim.momentum, weight_decay=optim.weight_decay, fused=True
-    )
+    inputs, labels = standardised(job, (0, job.dataset.part("train").count), order)
+    shards, network = job.shards, job.network.to(memory_format=order).train()
+    optimiser = fused_sgd(network, config)
     state = {"epoch": 0}
 
     def epoch() -> float:
@@ -92,8 +101,7 @@ def deepex_epochs(config: RunConfig, clock: PhaseClock) -> tuple[Callable[[], fl
 
 def main() -> None:
     options = bench.arguments(__doc__, repeats=60, threads=1)
-    torch.set_num_threads(options.threads)
-    keep_heap(os.environ)
+    bench.settle(options.threads)
     torch.backends.cudnn.allow_tf32 = False
     rows, result = [], {}
     for net, samples in WORKLOADS.items():

@@ -15,7 +15,6 @@ The environment goes on to the ranks: MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM=
 
 import os
 import statistics
-import sys
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -27,11 +26,9 @@ from torch import nn
 import bench
 from deepex import nets
 from deepex.comm.base import own_zeros
-from deepex.comm.launch import launch
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.together import abort_on_failure
 from deepex.engine.arena import Arena
-from deepex.machine.heap import keep_heap
 from deepex.sync.agreement import Agreement, make_agreement
 
 
@@ -133,8 +130,6 @@ def show_syncs(found: dict[str, list[float]], arena: Arena) -> dict[str, dict[st
 
 def ranks(repeats: int, *, keep: bool) -> None:
     """What each of the two processes does."""
-    torch.set_num_threads(1)
-    keep_heap(os.environ)
     comm = MpiCommunicator()
     from mpi4py import MPI
 
@@ -156,13 +151,5 @@ def ranks(repeats: int, *, keep: bool) -> None:
     bench.write_record("one_sync", result, keep=keep)
 
 
-def main() -> None:
-    options = bench.arguments(__doc__, repeats=60, rank_role=0)
-    if options.rank_role:
-        ranks(options.repeats, keep=options.keep)
-    else:
-        sys.exit(launch(2, [sys.executable, *sys.argv, "--rank-role", "1"], os.environ))
-
-
 if __name__ == "__main__":
-    main()
+    bench.on_two_ranks(__doc__, ranks, repeats=60)

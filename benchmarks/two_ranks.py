@@ -12,10 +12,8 @@ views of its buckets, no broadcast of batch-norm statistics; and, found by trial
 and gradients set to None or to zero. Batch per rank, samples and number of steps are those of DeepEx.
 """
 
-import os
 import shutil
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,17 +31,15 @@ import bench
 import deepex
 from deepex.comm import Communicator
 from deepex.comm.distributed import DistributedCommunicator
-from deepex.comm.launch import launch
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import abort_on_failure
 from deepex.data.shard import epoch_order
 from deepex.engine.config import RunConfig
 from deepex.engine.learner import Learner
-from deepex.machine.heap import keep_heap
 from deepex.recipes.job import decide_layout, make_job
 from deepex.record.clock import HostClock
-from one_rank import small_data
+from one_rank import fused_sgd, small_data, standardised
 
 WORKLOADS = {
     "lenet": (2880, 1),
@@ -82,21 +78,15 @@ def ddp_epochs(
 ) -> Epoch:
     """Epochs of this rank's shard under DDP, or their first `steps` steps."""
     job = make_job(config, comm)
-    manifest, shards = job.dataset.manifest, job.shards
-    begin, end = shards.bounds(comm.rank)
-    images, labels = (torch.from_numpy(array) for array in job.dataset.part("train").read(begin, end))
-    inputs = torch.empty((len(images), *manifest.shape), memory_format=ORDERS[order]).copy_(images.permute(0, 3, 1, 2))
-    inputs = inputs.div_(255).sub_(manifest.mean[0]).div_(manifest.deviation[0])
+    shards = job.shards
+    inputs, labels = standardised(job, shards.bounds(comm.rank), ORDERS[order])
     network = DistributedDataParallel(
         job.network.to(memory_format=ORDERS[order]).train(),
         gradient_as_bucket_view=True,
         static_graph=static_graph,
         **_NO_BUFFERS,
     )
-    optim = config.optim
-    optimiser = torch.optim.SGD(
-        network.parameters(), lr=optim.rate, momentum=optim.momentum, weight_decay=optim.weight_decay, fused=True
-    )
+    optimiser = fused_sgd(network, config)
     state = {"epoch": 0}
 
     def epoch() -> None:
@@ -216,8 +206,6 @@ def _shared_data(samples: int, comm: MpiCommunicator) -> Iterator[str]:
 
 def ranks(repeats: int, *, keep: bool) -> None:
     """What each of the two processes does."""
-    torch.set_num_threads(1)
-    keep_heap(os.environ)  # for all contestants
     comm = MpiCommunicator()
     from mpi4py import MPI
 
@@ -247,13 +235,5 @@ def ranks(repeats: int, *, keep: bool) -> None:
     bench.write_record("two_ranks", {"threads": 1, "results": result}, keep=keep)
 
 
-def main() -> None:
-    options = bench.arguments(__doc__, repeats=20, rank_role=0)
-    if options.rank_role:
-        ranks(options.repeats, keep=options.keep)
-    else:
-        sys.exit(launch(2, [sys.executable, *sys.argv, "--rank-role", "1"], os.environ))
-
-
 if __name__ == "__main__":
-    main()
+    bench.on_two_ranks(__doc__, ranks, repeats=20)

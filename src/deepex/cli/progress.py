@@ -23,6 +23,8 @@ def make_watcher(config: RunConfig, *, quiet: bool) -> Watcher:
     columns = os.environ.get("DEEPEX_TERMINAL_COLUMNS")
     if columns is None:
         return Bars(Console(), config)
+    if columns == "0":
+        return Bars(Console(force_terminal=False), config)
     return Bars(Console(force_terminal=True, width=int(columns)), config)
 
 
@@ -41,6 +43,8 @@ class Bars(Watcher):
             TimeRemainingColumn(),
             console=console,
             auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
             transient=True,
             disable=not console.is_terminal,
         )
@@ -88,7 +92,10 @@ class Bars(Watcher):
         )
 
     def ended(self, status: str, reason: str) -> None:  # noqa: D102
-        self._bar.stop()
+        self.closed()
         if self._epochs:
             print_phases(self._console, self._epochs)
         self._console.print(f"{status}: {reason}", highlight=False)
+
+    def closed(self) -> None:  # noqa: D102
+        self._bar.stop()

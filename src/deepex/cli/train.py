@@ -5,9 +5,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from deepex.errors import ConfigError
+
+_SHOW_CURSOR: Final = "\x1b[?25h"
 
 
 def train(
@@ -88,15 +90,21 @@ def _rank() -> int:
 
 
 def _launch(ranks: int) -> int:
-    """Start this same command on `ranks` ranks; bars survive the launcher's pipe because the width is handed on."""
+    """Start this same command on `ranks` ranks.
+
+    They are told the terminal's width, or that there is none: what a launcher gives them may be a pipe where we have a terminal
+    (MPICH), or a terminal where we have a log file (Open MPI).
+    """
     from deepex.comm.launch import launch
 
     if _started_ranks() > 1:
         raise ConfigError(f"--ranks is {ranks}, but a launcher already started {_started_ranks()} ranks: leave --ranks out")
-    environ = dict(os.environ)
-    if sys.stdout.isatty():
-        environ["DEEPEX_TERMINAL_COLUMNS"] = str(os.get_terminal_size().columns)
+    columns = (os.get_terminal_size(sys.stdout.fileno()).columns or 80) if sys.stdout.isatty() else 0
+    environ = {**os.environ, "DEEPEX_TERMINAL_COLUMNS": str(columns)}
     code = launch(ranks, [sys.executable, "-m", "deepex", *sys.argv[1:]], environ)
+    if columns and code:
+        sys.stdout.write(_SHOW_CURSOR)  # a rank that was killed could not
+        sys.stdout.flush()
     if code not in (0, 1, 2):  # not ours: a rank was killed, and the launcher tells how in one way or another
         number = -code if code < 0 else code - 128 if code > 128 else code
         what = f"a rank was ended by signal {number}" if number <= 64 else "the ranks could not be started, or ended unexpectedly"

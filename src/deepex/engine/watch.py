@@ -26,3 +26,6 @@ class Watcher:
 
     def ended(self, status: str, reason: str) -> None:
         """Hear that the run is over."""
+
+    def closed(self) -> None:
+        """Hear that nothing more will come, however the run ended; an error is reported after this."""

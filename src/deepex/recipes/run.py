@@ -44,13 +44,17 @@ def train(
     the launcher started. `resume` continues the run in `out`. A mistake that can be mended is raised on every rank; a rank that
     fails in the middle takes the job down (MPI_Abort), because the others would wait for it forever.
     """
+    watcher = watcher or Watcher()
     device = pick_device(config.device, 0).type
     communicator = connect(config.comm, device=device) if comm is None else as_communicator(comm)
     reason = "the caller's" if comm is not None else _why(config, communicator, device)
     path = Path(communicator.gather(str(out or _default_out(config)))[0])
     try:
         with abort_on_failure(communicator, _say, lambda text: _log(path, communicator.rank, text)):
-            return _train(config, communicator, path, reason=reason, resume=resume, watcher=watcher or Watcher())
+            try:
+                return _train(config, communicator, path, reason=reason, resume=resume, watcher=watcher)
+            finally:
+                watcher.closed()
     finally:
         give_back_heap()
         if communicator is not comm:

@@ -1,0 +1,76 @@
+"""What a person sees: bars on a real terminal, lines in a log, and errors after the bar, on stderr."""
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import ROOT, rank_environ, run_deepex
+
+MakeData = Callable[[int], Path]
+HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"
+
+
+def arguments(data: Path, out: Path, *, ranks: int, net: str) -> list[str]:
+    settings = (f"net={net}", f"data={data}", "epochs=3", "batch=8", "validate=none", "layout=contiguous")
+    return ["train", "fashion", f"--ranks={ranks}", f"--out={out}", *(f"--set={setting}" for setting in settings)]
+
+
+def run_on_terminal(*command: str, **environ: str) -> tuple[int, str, str]:
+    """Run `deepex` with a terminal for its output, and a pipe for its errors: the exit code and what came from each."""
+    master, slave = pty.openpty()
+    drawn: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while data := os.read(master, 4096):
+                drawn.append(data)
+        except OSError:  # how Linux says that the last writer closed it
+            return
+
+    variables = {**rank_environ(**environ), "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "deepex", *command], cwd=ROOT, env=variables, stdout=slave, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.close(slave)
+        reader = threading.Thread(target=read)
+        reader.start()
+        _, errors = process.communicate(timeout=100)
+        reader.join()
+    os.close(master)
+    return process.returncode, b"".join(drawn).decode(), errors
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_terminal_gets_bars_and_its_cursor_back(make_data: MakeData, tmp_path: Path, ranks: int) -> None:
+    code, drawn, errors = run_on_terminal(
+        *arguments(make_data(48), tmp_path / "run", ranks=ranks, net="tests.networks:batch_normed")
+    )
+    assert code == 0, errors
+    assert "━" in drawn
+    assert drawn.index(HIDDEN) < drawn.rindex(SHOWN)
+    assert "epoch   3/3" in drawn
+    assert "finished: 3 epochs done" in drawn
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_error_goes_to_stderr_and_the_terminal_gets_its_cursor_back(make_data: MakeData, tmp_path: Path, ranks: int) -> None:
+    command = arguments(make_data(48), tmp_path / "run", ranks=ranks, net="tests.networks:exploding")
+    code, drawn, errors = run_on_terminal(*command, EXPLODE_AFTER="3")
+    assert code == 1
+    assert "is not a number" in errors
+    assert "is not a number" not in drawn
+    assert drawn.rindex(SHOWN) > drawn.rindex(HIDDEN)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_log_gets_lines_and_no_control_characters(make_data: MakeData, tmp_path: Path, ranks: int) -> None:
+    result = run_deepex(*arguments(make_data(48), tmp_path / "run", ranks=ranks, net="tests.networks:batch_normed"))
+    assert result.returncode == 0, result.stderr
+    assert "epoch   3/3" in result.stdout
+    assert "\x1b" not in result.stdout
