@@ -78,8 +78,7 @@ def bare_loop(config: RunConfig, count: int, order: torch.memory_format) -> Call
 
 def deepex_epochs(config: RunConfig, clock: PhaseClock) -> tuple[Callable[[], float], nn.Module]:
     """The learner's epochs; a call gives the seconds of one, its sync and the reading of its sums included."""
-    job, reason = decide_layout(make_job(config, SoloCommunicator()), SoloCommunicator())
-    print(config.net, reason)
+    job = make_job(config, SoloCommunicator())
     run = RunDirectory.create(Path(tempfile.mkdtemp()) / "run", {}, [], {})
     trainer = Trainer(job, SoloCommunicator(), run, Watcher(), clock=clock)
     trainer.load(None)
@@ -106,6 +105,9 @@ def main() -> None:
     rows, result = [], {}
     for net, samples in WORKLOADS.items():
         config = deepex.recipe("fashion", {"net": net, "batch": 32, "threads": options.threads, "data": small_data(samples)})
+        job, reason = decide_layout(make_job(config, SoloCommunicator()), SoloCommunicator())
+        config = job.config
+        print(f"{net}: {config.layout}, by trial: {reason}")
         ours, _ = deepex_epochs(config, HostClock())
         silent, _ = deepex_epochs(config, NoClock())
         orders = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
@@ -118,7 +120,13 @@ def main() -> None:
         speed = samples / sorted(found["deepex"])[len(found["deepex"]) // 2]
         own = mark_seconds() * marks_per_epoch(samples, config.batch) / bench.fast(found["deepex"])
         rows.append([net, samples, f"{speed:,.0f}", best, bench.show_ratio(against), bench.show_ratio(profile), f"{own:.3%}"])
-        result[net] = {"seconds": found, "deepex_over_bare": against, "profile_over_none": profile, "profile_own_share": own}
+        result[net] = {
+            "seconds": found,
+            "layout": config.layout,
+            "deepex_over_bare": against,
+            "profile_over_none": profile,
+            "profile_own_share": own,
+        }
     columns = [
         "network",
         "images",

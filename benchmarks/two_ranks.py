@@ -3,15 +3,17 @@
     python benchmarks/two_ranks.py
 
 One job of two processes, one thread each, runs the contestants in turns: an epoch by rank 0 alone over all the samples, while rank
-1 sleeps; an epoch by both ranks with one sync at its end; one by both with a sync of the gradients in every step; one by both under
-DDP. A time is that of the slower rank, from a barrier before to a barrier after. It needs two cores that nobody else uses: ranks
-that wait for each other poll, so a third busy process slows the contestants that wait most, by far more than its share.
+1 sleeps; half an epoch by each rank on its own, without a word to the other, which is the most that the machine gives; an epoch by
+both ranks with one sync at its end; one by both with a sync of the gradients in every step; one by both under DDP. A time is that
+of the slower rank, from a barrier before to a barrier after. It needs two cores that nobody else uses: ranks that wait for each
+other poll, so a third busy process slows the contestants that wait most, by far more than its share.
 
 DDP gets what is best for it: samples in memory, standardised once, as float32 (`bare_loop` of one_rank.py), fused SGD, gradients as
 views of its buckets, no broadcast of batch-norm statistics; and, found by trial for each network: the memory order, `static_graph`,
 and gradients set to None or to zero. Batch per rank, samples and number of steps are those of DeepEx.
 """
 
+import dataclasses
 import shutil
 import statistics
 import tempfile
@@ -137,7 +139,7 @@ def _sleep_until_all_came(world: Any) -> None:
 
 def compare(net: str, samples: int, repeats: int, comm: MpiCommunicator, world: Any) -> tuple[list[object], dict[str, Any]]:
     """A row of the table, and its record."""
-    with _shared_data(samples, comm) as data:
+    with _shared_data(samples, comm) as data, _shared_data(samples // 2, comm) as half:
         config = deepex.recipe("fashion", {"net": net, "batch": 32, "threads": 1, "data": data})
         job, _reason = decide_layout(make_job(config, comm), comm)
         config = job.config
@@ -145,6 +147,7 @@ def compare(net: str, samples: int, repeats: int, comm: MpiCommunicator, world: 
             "fashion", {"net": net, "batch": 32, "threads": 1, "data": data, "layout": config.layout, "sync.strategy": "gradients"}
         )
         one = learner_epochs(config, SoloCommunicator())[0] if comm.rank == 0 else (lambda: None)
+        apart, _ = learner_epochs(dataclasses.replace(config, data=half), SoloCommunicator())
         two, learner = learner_epochs(config, comm)
         gradients, _ = learner_epochs(by_gradients, comm)
         best = best_ddp(config, comm, world)
@@ -158,12 +161,14 @@ def compare(net: str, samples: int, repeats: int, comm: MpiCommunicator, world: 
 
         contestants = {
             "one rank": lambda: timed(one, world, alone=True),
+            "each on its own": lambda: timed(apart, world),
             "two ranks": two_ranks,
             "two ranks, gradients": lambda: timed(gradients, world),
             "DDP": lambda: timed(ddp, world),
         }
         found = bench.in_turns(contestants, repeats)
     speedup = bench.ratio(found["one rank"], found["two ranks"])
+    ceiling = bench.ratio(found["one rank"], found["each on its own"])
     over_ddp = bench.ratio(found["DDP"], found["two ranks"])
     gradients_over_ddp = bench.ratio(found["DDP"], found["two ranks, gradients"])
     speed = {name: samples / statistics.median(seconds) for name, seconds in found.items()}
@@ -176,6 +181,7 @@ def compare(net: str, samples: int, repeats: int, comm: MpiCommunicator, world: 
         f"{speed['two ranks']:,.0f}",
         f"{sync_share:.1%}",
         bench.show_ratio(speedup),
+        bench.show_ratio(ceiling),
         f"{speed['DDP']:,.0f}",
         settings,
         bench.show_ratio(over_ddp),
@@ -187,6 +193,7 @@ def compare(net: str, samples: int, repeats: int, comm: MpiCommunicator, world: 
         "layout": config.layout,
         "ddp": best,
         "two_over_one": speedup,
+        "ceiling": ceiling,
         "deepex_over_ddp": over_ddp,
         "deepex_gradients_over_ddp": gradients_over_ddp,
     }
@@ -225,6 +232,7 @@ def ranks(repeats: int, *, keep: bool) -> None:
         "2 ranks img/s",
         "sync's share",
         "2 ranks / 1 rank (bar 1.8)",
+        "2 that do not talk / 1 rank",
         "DDP img/s",
         "DDP's best",
         "DeepEx, sync per epoch / DDP (bar 1)",

@@ -152,10 +152,8 @@ class Arena:
         return [slot.view(self.momentum) for slot in self.layout.weights]
 
     def gradient_tensors(self) -> list[torch.Tensor]:
-        """Each trainable tensor's gradient, wherever it is, in the order of the layout."""
-        if self.gathers:
-            return self._gradient_views
-        return [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in self._trainable]
+        """Each trainable tensor's gradient, wherever it is, in the order of the layout and with the weight's strides."""
+        return self._gradient_views if self.gathers else [_gradient(weight) for weight in self._trainable]
 
     def drop_gradients(self) -> None:
         """Free what autograd made, once it has been used; gathered gradients stay."""
@@ -210,6 +208,15 @@ class Arena:
         for buffer in list(module.buffers()):
             if not buffer.is_floating_point():
                 _replace_buffer(module, buffer, buffer.to(device))
+
+
+def _gradient(weight: torch.Tensor) -> torch.Tensor:
+    """A weight's gradient, in the weight's order of dimensions; autograd nearly always makes it so, and then nothing is copied."""
+    gradient = weight.grad
+    if gradient is None:
+        return torch.zeros_like(weight)
+    strides = zip(weight.shape, weight.stride(), gradient.stride(), strict=True)
+    return gradient if all(a == b for size, a, b in strides if size > 1) else torch.empty_like(weight).copy_(gradient)
 
 
 def _plan(

@@ -94,7 +94,7 @@ class Optimiser:
         for part in self._parts:
             torch._fused_sgd_(
                 part.weights,
-                gradients[part.places] if part.gradients is None else part.gradients,
+                [_flat(gradient) for gradient in gradients[part.places]] if part.gradients is None else part.gradients,
                 part.momenta,
                 weight_decay=part.decay,
                 momentum=config.momentum,
@@ -113,8 +113,14 @@ def _make_part(config: OptimConfig, arena: Arena, places: slice, decay: float) -
         flat = slice(slots[0].offset, slots[-1].offset + slots[-1].count)
         weights, momenta, gradients = [arena.weights[flat]], [arena.momentum[flat]], [arena.gradients[flat]]
     else:
-        weights, momenta, gradients = arena.weight_views()[places], arena.momentum_views()[places], None
+        weights = [_flat(view) for view in arena.weight_views()[places]]
+        momenta, gradients = [_flat(view) for view in arena.momentum_views()[places]], None
     return _Part(weights=weights, momenta=momenta if config.momentum else [], gradients=gradients, places=places, decay=decay)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor as a vector, whatever the order of its dimensions: the fused kernel would copy a permuted one."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 class _Lars:
