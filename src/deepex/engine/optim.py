@@ -119,7 +119,7 @@ def _make_part(config: OptimConfig, arena: Arena, places: slice, decay: float) -
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a dense tensor as a vector, whatever the order of its dimensions: the fused kernel would copy a permuted one."""
+    """The memory of a dense tensor as a vector, whatever the order of its dimensions; the fused kernel copies a permuted one."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
