@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 
 import torch
 from torch import nn
@@ -46,6 +47,17 @@ def exploding(classes: int) -> nn.Module:
             return self.dense(images.flatten(1)) * factor
 
     return Exploding()
+
+
+def warning(classes: int) -> nn.Module:
+    """Warns in its forward pass."""
+
+    class Warns(nn.Linear):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            warnings.warn("this network is only for tests", stacklevel=1)
+            return super().forward(images.flatten(1))
+
+    return Warns(784, classes)
 
 
 class _Troubled(nn.Module):

@@ -68,6 +68,13 @@ def test_an_error_goes_to_stderr_and_the_terminal_gets_its_cursor_back(make_data
     assert drawn.rindex(SHOWN) > drawn.rindex(HIDDEN)
 
 
+def test_a_warning_goes_to_stderr_while_the_bar_is_drawn(make_data: MakeData, tmp_path: Path) -> None:
+    code, drawn, errors = run_on_terminal(*arguments(make_data(48), tmp_path / "run", ranks=1, net="tests.networks:warning"))
+    assert code == 0, errors
+    assert "only for tests" in errors
+    assert "only for tests" not in drawn
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_log_gets_lines_and_no_control_characters(make_data: MakeData, tmp_path: Path, ranks: int) -> None:
     result = run_deepex(*arguments(make_data(48), tmp_path / "run", ranks=ranks, net="tests.networks:batch_normed"))

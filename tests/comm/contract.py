@@ -4,6 +4,7 @@ mpiexec -n 3 python -m tests.comm.contract mpi      prints one JSON object per r
 """
 
 import json
+import os
 import resource
 import sys
 import traceback
@@ -87,8 +88,9 @@ def check_shared_sums_are_rounded_alike_everywhere(comm: Communicator) -> None:
 def check_different_parts_of_shared_memory_are_refused(comm: Communicator) -> None:
     tensor = comm.zeros(1000, torch.float32, torch.device("cpu"))
     if comm.size > 1:
-        with pytest.raises(CommError, match="different parts"):
-            comm.sum(tensor[comm.rank : 900])
+        for bounds in ((comm.rank, 900), (comm.rank, 900 + comm.rank)):
+            with pytest.raises(CommError, match="different parts"):
+                comm.sum(tensor[slice(*bounds)])
 
 
 def check_shared_memory_outlives_its_communicator(comm: Communicator) -> None:
@@ -100,17 +102,21 @@ def check_shared_memory_outlives_its_communicator(comm: Communicator) -> None:
     assert tensor.eq(comm.size + 1).all()
 
 
-def check_a_rank_without_room_keeps_all_from_sharing(comm: Communicator) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if comm.rank == comm.size - 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        tensor = comm.zeros(1000, torch.float32, torch.device("cpu")).fill_(1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not comm.shares(tensor)
-    comm.sum(tensor, 0.5)
-    assert tensor.eq(comm.size / 2).all()
+def check_a_rank_that_cannot_share_keeps_all_from_it(comm: Communicator) -> None:
+    """One that has no room for its block, and one that may not open another file, that of its neighbour."""
+    free = os.dup(0)
+    os.close(free)
+    for limit, value in ((resource.RLIMIT_FSIZE, 1000), (resource.RLIMIT_NOFILE, free + 1)):
+        before = resource.getrlimit(limit)
+        if comm.rank == comm.size - 1:
+            resource.setrlimit(limit, (value, before[1]))
+        try:
+            tensor = comm.zeros(1000, torch.float32, torch.device("cpu")).fill_(1)
+        finally:
+            resource.setrlimit(limit, before)
+        assert not comm.shares(tensor)
+        comm.sum(tensor, 0.5)
+        assert tensor.eq(comm.size / 2).all()
 
 
 def check_sum_is_the_same_on_every_rank(comm: Communicator) -> None:
