@@ -206,6 +206,15 @@ def test_a_flipped_bit_in_a_checkpoint_is_found(trained: tuple[RunConfig, Path])
         deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
 
 
+@pytest.mark.parametrize("garbage", [b"\xff" * 30, b"\x02" + bytes(7) + b"{}", b"\x04" + bytes(7) + b"null"])
+def test_garbage_at_the_start_of_a_checkpoint_is_named(trained: tuple[RunConfig, Path], garbage: bytes) -> None:
+    config, run = trained
+    path = next((run / "checkpoints").glob("*.safetensors"))
+    path.write_bytes(garbage + path.read_bytes()[len(garbage) :])
+    with pytest.raises(RunError, match=rf"{path.name} cannot be read: .*restore it or resume an earlier one"):
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+
+
 def test_a_checkpoint_without_its_header_does_not_exist(trained: tuple[RunConfig, Path]) -> None:
     _, run = trained
     next((run / "checkpoints").glob("*.json")).unlink()

@@ -11,21 +11,25 @@ taken at a sync only, when all replicas are equal, so any number of ranks that d
 """
 
 import errno
+import json
 import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from deepex.comm import Communicator
 from deepex.engine.arena import Arena
 from deepex.errors import ConfigError, RunError
 from deepex.record.files import read_json, write_atomic, write_json
+
+_PIECE: Final = 1 << 22  # numbers that are read at a time
+_LONGEST_HEADER: Final = 100 << 20  # as safetensors itself has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,16 +132,13 @@ def newest(directory: Path) -> Checkpoint | None:
 def restore(checkpoint: Checkpoint, arena: Arena, network: nn.Module) -> None:
     """Read the state of a checkpoint into the arena of the same network; every rank reads for itself."""
     _check_layout(checkpoint, arena)
-    tensors = _read(checkpoint.path)
-    state = tensors["arena"]
-    if _checksum(state) != checkpoint.header["crc32"]:
+    if _read_into(checkpoint.path, "arena", arena.state) != checkpoint.header["crc32"]:
         raise RunError(
             f"checkpoint {checkpoint.path} is damaged: its checksum does not match; delete "
             f"{checkpoint.path.with_suffix('.json').name} to resume from the checkpoint before"
         )
-    arena.state.copy_(state)
     for name, buffer in _counters(network):
-        buffer.copy_(tensors[f"counter:{name}"])
+        _read_into(checkpoint.path, f"counter:{name}", buffer)
 
 
 def restore_momenta(checkpoint: Checkpoint, momenta: list[torch.Tensor], first: int) -> None:
@@ -146,7 +147,7 @@ def restore_momenta(checkpoint: Checkpoint, momenta: list[torch.Tensor], first: 
         return
     for index, momentum in enumerate(momenta):
         path = checkpoint.path.with_name(f"{checkpoint.path.stem}-momentum{first + index:06d}.safetensors")
-        momentum.copy_(_read(path)["momentum"])
+        _read_into(path, "momentum", momentum)
 
 
 def save_weights(path: Path, arena: Arena, network: nn.Module) -> None:
@@ -174,11 +175,32 @@ def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     write_atomic(path, write)
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _read_into(path: Path, name: str, target: torch.Tensor) -> int:
+    """Read a tensor of a safetensors file straight into `target`, without a copy of it beside, and give its checksum."""
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
+        with path.open("rb") as file:
+            return _stream(file, name, target)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"checkpoint file {path} cannot be read: {error}; restore it or resume an earlier one") from error
+
+
+def _stream(file: BinaryIO, name: str, target: torch.Tensor) -> int:
+    """The format: 8 bytes with the length of the header, the header in JSON, then the tensors at the offsets that it tells."""
+    length = int.from_bytes(file.read(8), "little")
+    begin, end = json.loads(file.read(min(length, _LONGEST_HEADER)))[name]["data_offsets"]
+    if end - begin != target.nbytes:
+        raise ValueError(f"{name} has {end - begin} bytes and not {target.nbytes}")
+    file.seek(8 + length + begin)
+    checksum = 0
+    for piece in target.view(-1).split(_PIECE):
+        host = piece if piece.device.type == "cpu" else torch.empty_like(piece, device="cpu")
+        memory = host.numpy().view("u1").data
+        if file.readinto(memory) != len(memory):  # type: ignore[attr-defined] # every binary file has it
+            raise ValueError("it is too short")
+        checksum = zlib.crc32(memory, checksum)
+        if host is not piece:
+            piece.copy_(host)
+    return checksum
 
 
 def _checksum(state: torch.Tensor) -> int:

@@ -55,7 +55,10 @@ class _Trial:
 
     def __init__(self, network: nn.Module, shape: tuple[int, ...], objective: Objective, *, channels_last: bool) -> None:
         order = torch.channels_last if channels_last else torch.contiguous_format
-        self._network: nn.Module = copy.deepcopy(network).train()
+        same = {
+            id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in network.parameters()
+        }  # nobody updates them here
+        self._network: nn.Module = copy.deepcopy(network, same).train()
         for parameter in self._network.parameters():
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=order)
