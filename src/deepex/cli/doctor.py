@@ -53,7 +53,8 @@ def _gather(place: "Place", stale: str | None) -> Facts:
     from deepex.machine.storage import describe_file_system
 
     facts: Facts = {"machine": describe(environ=os.environ), "mpi": probe_mpi(), "backends": _backends()}
-    directories = {"current": Path(), "temporary": Path(tempfile.gettempdir()), "shared_memory": Path("/dev/shm")}  # noqa: S108
+    shared = Path("/dev/shm")  # noqa: S108 - it is described, nothing is written there
+    directories = {"current": Path(), "temporary": Path(tempfile.gettempdir()), "shared_memory": shared}
     facts["file_systems"] = {name: describe_file_system(path) for name, path in directories.items() if path.is_dir()}
     plan = make_plan(facts["machine"], cuda_usable=facts["backends"]["cuda_usable"])
     facts |= {"plan": asdict(plan), "place": asdict(place), "choice": _choices(facts, asdict(plan), place)}
