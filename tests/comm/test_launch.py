@@ -68,6 +68,21 @@ def test_without_a_launcher_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
         launch(2, ["true"], {})
 
 
+def test_the_code_of_the_rank_that_reported_counts(tmp_path: Path) -> None:
+    """Whatever code the launcher makes of the ranks that it killed, or that died, after one had reported."""
+    script = """
+import os, signal, sys
+from deepex.comm.launch import leave_code
+if sys.argv[1] == "reports":
+    leave_code(2, os.environ)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = tmp_path / "rank.py"
+    path.write_text(script, encoding="utf-8")
+    assert launch(2, [sys.executable, str(path), "reports"], rank_environ()) == 2
+    assert launch(2, [sys.executable, str(path), "dies"], rank_environ()) not in (0, 1, 2)
+
+
 # Signals
 
 LAUNCHING = """

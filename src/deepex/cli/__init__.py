@@ -143,6 +143,9 @@ def _fail(message: str, code: int) -> None:
     if speaks:
         sys.stderr.write(f"deepex: {message}\n")
         sys.stderr.flush()
+        from deepex.comm.launch import leave_code
+
+        leave_code(code, os.environ)
     else:
         sleep(0.5)  # a launcher may kill the others as soon as one rank ends with an error; let rank 0 speak first
     sys.exit(code)

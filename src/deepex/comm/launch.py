@@ -2,25 +2,44 @@
 
     code = launch(4, [sys.executable, "-m", "deepex", "train", "fashion"], os.environ)
 
-The child's exit code comes back; SIGTERM and SIGINT are handed on, so that the ranks can write their checkpoint.
+The child's exit code comes back; SIGTERM and SIGINT are handed on, so that the ranks can write their checkpoint. A rank that tells
+why the job fails leaves its exit code for us (`leave_code`): the launcher's own may be that of a rank which it killed afterwards.
 """
 
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from deepex.errors import CommError, ConfigError
 from deepex.machine.mpi import find_mpiexec, identify, library_path
+
+_FAILURE_FILE: Final = "DEEPEX_FAILURE_FILE"
 
 
 def launch(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run `command` on `ranks` processes of this machine and return the job's exit code."""
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; it must be at least 1")
+    with tempfile.TemporaryDirectory(prefix="deepex-") as folder:
+        failure = Path(folder) / "code"
+        code = _run(ranks, command, {**environ, _FAILURE_FILE: str(failure)})
+        return int(failure.read_text(encoding="ascii")) if code and failure.exists() else code
+
+
+def leave_code(code: int, environ: Mapping[str, str]) -> None:
+    """Tell the process that launched this rank, if one of ours did, that the failure was reported and which exit code it has."""
+    if _FAILURE_FILE in environ:
+        with suppress(OSError):
+            Path(environ[_FAILURE_FILE]).write_text(str(code), encoding="ascii")
+
+
+def _run(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
     prefix, extra = launcher_prefix(ranks)
     # A group of its own: else Ctrl-C would reach the launcher twice, from the terminal and from us, and the second means "kill".
     process = subprocess.Popen([*prefix, *command], env={**environ, **extra}, stdin=subprocess.DEVNULL, process_group=0)

@@ -5,6 +5,7 @@ with abort_on_failure(comm, say):              # from here on a failing rank tak
     train()
 """
 
+import os
 import socket
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 from deepex import errors
 from deepex.comm.base import Communicator
+from deepex.comm.launch import leave_code
 
 T = TypeVar("T")
 
@@ -67,5 +69,7 @@ def abort_on_failure(comm: Communicator, say: Callable[[str], None], log: Callab
         log(traceback.format_exc())
         sleep(min(comm.rank, 5) * 0.1)  # where all ranks fail alike, the lowest ends the others before they repeat its message
         say(f"rank {comm.rank} on {socket.gethostname()} failed: {cause}")
-        comm.abort(getattr(error, "exit_code", 1))
+        code = getattr(error, "exit_code", 1)
+        leave_code(code, os.environ)
+        comm.abort(code)
         raise
