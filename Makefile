@@ -12,7 +12,7 @@ OUT    ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,science]'
 	touch $@
 
 run: $(READY)

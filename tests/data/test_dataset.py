@@ -30,7 +30,7 @@ def make(directory: Path, *, per_file: int = 7, labelled: bool = True) -> Path:
         directory / "out",
         labels=directory / "labels.npy" if labelled else None,
         validation=0,
-        shuffle=False,
+        given_order=True,
         file_bytes=per_file * 24,
     )
     return directory / "out"

@@ -1,22 +1,27 @@
 """`deepex data`: make, describe and check packed datasets.
 
+deepex data make atomai packed/atomai --images 27000
 deepex data pack fashion-mnist/ packed/fashion
-deepex data info packed/fashion
+deepex data info packed/fashion --sheet fashion.png
 deepex data verify packed/fashion
 """
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
 if TYPE_CHECKING:  # at run time they are imported where they are used, so that `deepex --help` stays instant
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
+    from deepex.comm import Communicator
     from deepex.data.manifest import Manifest
+    from deepex.data.overview import Overview
 
 app = typer.Typer(
     name="data",
@@ -28,6 +33,29 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, fo
 Dataset = Annotated[Path, typer.Argument(metavar="DIR", help="A packed dataset: a directory with a manifest.json.")]
 
 
+class StoredType(StrEnum):
+    """In which type samples are stored."""
+
+    uint8 = "uint8"
+    float16 = "float16"
+    float32 = "float32"
+
+
+class Simulated(StrEnum):
+    """The datasets that are computed."""
+
+    atomai = "atomai"
+    pf = "pf"
+
+
+class Engine(StrEnum):
+    """Where diffraction is simulated."""
+
+    auto = "auto"
+    cpu = "cpu"
+    gpu = "gpu"
+
+
 class ArrayLayout(StrEnum):
     """Which dimension of an image array is which."""
 
@@ -36,30 +64,79 @@ class ArrayLayout(StrEnum):
     NCHW = "NCHW"
 
 
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes that work at once; by default one for each core of this rank.", show_default=False),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the dataset in OUT. Files that are not of a dataset are left alone.")
+]
+Compress = Annotated[
+    bool, typer.Option("--compress", help="Compress the files of images, for a dataset that is shipped; it is then read whole.")
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="The directory to make; it becomes a dataset in the last instant.")]
+
+
 @app.command()
 def pack(  # noqa: PLR0917 - typer reads the options from the signature
     source: Annotated[
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="A directory with IDX files named like those of MNIST, or one IDX, .npy or .npz file. An .npz has "
-            "x_train, y_train, x_test, y_test, or images, labels.",
+            help="A folder of PNG or JPEG files (one folder per class; train/ and val/ above them, if you like), a list file with "
+            "lines 'path label', HDF5 (a file or a folder of them), .npy, .npz, IDX files named like those of MNIST (.gz too), the "
+            "binary version of CIFAR, a folder or file of matrices as text, or a trajectory (with --topology).",
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory to make; it becomes a dataset in the last instant.")],
-    labels: Annotated[Path | None, typer.Option(help="The labels of one IDX or .npy file of images.", show_default=False)] = None,
+    out: Out,
+    images: Annotated[
+        str | None, typer.Option(help="Where the images are in an HDF5 or .npz file: entry/data, x_train.", show_default=False)
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the labels are in an HDF5 or .npz file, or the file of labels of an IDX or .npy file.", show_default=False
+        ),
+    ] = None,
     validation: Annotated[
         str,
-        typer.Option(help="A share of the train samples to set aside if the source has no validation part, or a file of images."),
+        typer.Option(
+            help="A share of the train samples to set aside if the source has no validation part, or a source of its own."
+        ),
     ] = "0.1",
     validation_labels: Annotated[
-        Path | None, typer.Option(help="The labels of the file given by --validation.", show_default=False)
+        str | None, typer.Option(help="The labels of the source given by --validation.", show_default=False)
+    ] = None,
+    resize: Annotated[
+        str | None, typer.Option(help="Pixels of the shorter side (256), or HEIGHTxWIDTH exactly.", show_default=False)
+    ] = None,
+    crop: Annotated[
+        str | None, typer.Option(help="Keep the middle, HEIGHTxWIDTH, or a number for a square (224).", show_default=False)
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option(min=1, max=3, help="1 or 3; monochrome images are replicated to 3.", show_default=False)
+    ] = None,
+    convert: Annotated[
+        bool,
+        typer.Option("--convert", help="Accept CMYK, transparent, 16-bit and animated pictures, and count what was converted."),
+    ] = False,
+    max_pixels: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Refuse pictures of more pixels before they are decoded; by default 89 million.", show_default=False
+        ),
+    ] = None,
+    dtype: Annotated[
+        StoredType | None, typer.Option(help="Store as this; by default bytes for integers that fit.", show_default=False)
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Keep this many train samples, drawn at random.", show_default=False)] = None,
     validation_limit: Annotated[
         int | None, typer.Option(help="Keep this many validation samples, drawn at random.", show_default=False)
     ] = None,
     balance: Annotated[bool, typer.Option("--balance", help="Let the limits keep equally many of each class.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and list it in OUT/skipped.txt.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Where the order is drawn from; the same seed packs the same files.")] = 1,
     given_order: Annotated[
         bool,
@@ -83,62 +160,163 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
         ArrayLayout | None,
         typer.Option(help="The order of the dimensions, where it cannot be guessed from 1, 3 or 4 channels.", show_default=False),
     ] = None,
+    topology: Annotated[
+        Path | None, typer.Option(help="Of a trajectory: the file that names its atoms (PDB, PSF, GRO, …).", show_default=False)
+    ] = None,
+    select: Annotated[str, typer.Option(help="Of a trajectory: which atoms, in MDAnalysis' language.")] = "name CA",
+    cutoff: Annotated[float, typer.Option(help="Of a trajectory: below how many Å two atoms are in contact.")] = 8.0,
+    stride: Annotated[int, typer.Option(min=1, help="Of a trajectory: take every so many frames.")] = 1,
+    periodic: Annotated[bool, typer.Option("--periodic", help="Of a trajectory: measure distances in its periodic box.")] = False,
+    matrix: Annotated[
+        str | None, typer.Option(help="ROWSxCOLUMNS of text matrices that stand on one line each.", show_default=False)
+    ] = None,
     license_: Annotated[
         str | None,
         typer.Option("--license", help="A note on licence and origin to keep with the data.", show_default=False),
     ] = None,
-    file_mib: Annotated[int, typer.Option(min=1, help="Size of each file of images in MiB.")] = 64,
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace the dataset in OUT. Files that are not of a dataset are left alone."),
-    ] = False,
+    file_mib: Annotated[
+        int | None, typer.Option(min=1, help="Size of each file of images in MiB; by default 16 to 64.", show_default=False)
+    ] = None,
+    compress: Compress = False,
+    workers: Workers = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Turn images and labels into a packed dataset.
 
     The samples are shuffled once, here, so that every rank can later read one contiguous piece of large files and still
-    has a fair shard. An interrupted packing is started again with the same command.
+    has a fair shard. All cores work, and all ranks if it is started with mpiexec or srun. An interrupted packing goes on with
+    the same command.
 
-    Example: deepex data pack /usr/share/datasets/fashion-mnist packed/fashion --limit 6000 --balance
+    Example: deepex data pack imagenet/ packed/imagenet --resize 256 --crop 224 --skip-bad
 
-    Example: deepex data pack frames.npy packed/frames --validation 0.2 --layout NCHW
+    Example: deepex data pack frames.h5 packed/frames --images entry/data --labels entry/class --validation 0.2
+
+    Example: deepex data pack run.xtc packed/folding --topology protein.pdb --select "name CA" --cutoff 8
+
+    Example: srun -n 64 deepex data pack images/ packed/images --channels 3
     """
+    from deepex.data.geometry import parse_size
     from deepex.data.pack import pack as pack_dataset
 
-    with _progress("packing") as bar:
-        task = bar.add_task("packing", total=None)
+    options: dict[str, Any] = {
+        "resize": None if resize is None else parse_size(resize),
+        "crop": None if crop is None else _square(parse_size(crop)),
+        "matrix": None if matrix is None else _square(parse_size(matrix)),
+        "dtype": None if dtype is None else dtype.value,
+        "layout": None if layout is None else layout.value,
+        "classes": _class_names(classes),
+        "license": license_,
+        "file_bytes": None if file_mib is None else file_mib << 20,
+    }
+    with _ranks() as comm, _Work(comm) as work:
         manifest = pack_dataset(
             source,
             out,
-            labels=labels,
             validation=_share_or_file(validation),
             validation_labels=validation_labels,
-            seed=seed,
-            shuffle=not given_order,
+            overwrite=overwrite,
+            workers=workers or _num_cores(comm),
+            comm=comm,
+            progress=work.tell,
+            images=images,
+            labels=labels,
+            channels=channels,
+            convert=convert,
+            max_pixels=max_pixels,
             limit=limit,
             validation_limit=validation_limit,
             balance=balance,
+            skip_bad=skip_bad,
+            seed=seed,
+            given_order=given_order,
             name=name,
-            classes=_class_names(classes),
             scale=scale,
-            layout=None if layout is None else layout.value,
-            license=license_,
-            overwrite=overwrite,
-            file_bytes=file_mib << 20,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            topology=topology,
+            select=select,
+            cutoff=cutoff,
+            stride=stride,
+            periodic=periodic,
+            compress=compress,
+            **options,
         )
-    _show(out, manifest, as_json=as_json)
+    if comm is None or comm.rank == 0:
+        _show(out, manifest, as_json=as_json)
 
 
 @app.command()
-def info(directory: Dataset, as_json: Json = False) -> None:
-    """Say what is in a packed dataset, from its manifest alone.
+def make(  # noqa: PLR0917 - as above
+    kind: Annotated[
+        Simulated,
+        typer.Argument(
+            metavar="KIND",
+            help="atomai: electron diffraction, 27 classes of crystals. pf: contact maps of a protein that folds and unfolds.",
+        ),
+    ],
+    out: Out,
+    images: Annotated[
+        int, typer.Option(min=1, help="Images in all; a tenth of them is for validation. The paper's: 729000 and 1100000.")
+    ],
+    seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same dataset on the same machine.")] = 1,
+    keep_trajectories: Annotated[
+        Path | None, typer.Option(help="pf: also keep the trajectories in this directory, as DCD.", show_default=False)
+    ] = None,
+    engine: Annotated[Engine, typer.Option(help="atomai: where to simulate; gpu needs CuPy.")] = Engine.auto,
+    compress: Compress = False,
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Make one of the paper's two scientific datasets by simulation.
 
-    Example: deepex data info packed/fashion
+    Needs the extra `science`: pip install 'deepex[science]'. All cores work, and all ranks if it is started with mpiexec
+    or srun; an interrupted simulation goes on with the same command.
+
+    Example: deepex data make atomai packed/atomai --images 27000
+
+    Example: deepex data make pf packed/pf --images 100000 --keep-trajectories trajectories/
     """
-    from deepex.data.manifest import load
+    from deepex.data.make import make as make_dataset
 
-    _show(directory, load(directory), as_json=as_json)
+    with _ranks() as comm, _Work(comm) as work:
+        manifest = make_dataset(
+            kind.value,
+            out,
+            overwrite=overwrite,
+            workers=workers or _num_cores(comm),
+            comm=comm,
+            progress=work.tell,
+            images=images,
+            seed=seed,
+            engine=engine.value,
+            keep=keep_trajectories,
+            compress=compress,
+        )
+    if comm is None or comm.rank == 0:
+        _show(out, manifest, as_json=as_json)
+
+
+@app.command()
+def info(
+    directory: Dataset,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Write a contact sheet, a PNG with samples of each class, to this file.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what is in a packed dataset: its manifest, images per class, how the values are spread; and show samples.
+
+    Example: deepex data info packed/fashion --sheet fashion.png
+    """
+    from deepex.data.dataset import PackedDataset
+    from deepex.data.overview import contact_sheet, look
+
+    dataset = PackedDataset.open(directory)
+    overview = look(dataset)
+    _show(directory, dataset.manifest, as_json=as_json, overview=overview)
+    if sheet is not None:
+        rows, columns = contact_sheet(dataset, sheet)
+        typer.echo(f"contact sheet: {sheet}, {rows} rows of {columns}", err=True)
 
 
 @app.command()
@@ -152,7 +330,7 @@ def verify(directory: Dataset, as_json: Json = False) -> None:
     from deepex.data.dataset import PackedDataset
 
     dataset = PackedDataset.open(directory)
-    with _progress("verifying", of_bytes=True) as bar:
+    with _progress(of_bytes=True) as bar:
         task = bar.add_task("verifying", total=_num_bytes(dataset.manifest))
         bad = dataset.verify(progress=lambda num_bytes: bar.advance(task, num_bytes))
     if as_json:
@@ -165,7 +343,54 @@ def verify(directory: Dataset, as_json: Json = False) -> None:
         raise typer.Exit(2)
 
 
-def _progress(what: str, *, of_bytes: bool = False) -> "Progress":
+@contextmanager
+def _ranks() -> "Iterator[Communicator | None]":
+    """All ranks of the launcher, or None for one alone: then neither torch nor MPI is loaded."""
+    from deepex.comm.place import find_place
+
+    if find_place(os.environ).size == 1:
+        yield None
+        return
+    from deepex.comm import connect
+
+    comm = connect("auto", device="cpu")
+    try:
+        yield comm
+    finally:
+        comm.close()
+
+
+def _num_cores(comm: "Communicator | None") -> int:
+    from deepex.machine.hardware import describe_cpu
+
+    return max(1, (describe_cpu()["num_cores_usable"] or 1) // (1 if comm is None else comm.place.local_size))
+
+
+class _Work:
+    """A bar for each stage of a packing, shown by rank 0."""
+
+    def __init__(self, comm: "Communicator | None") -> None:
+        self._bar = _progress()
+        self._shown = comm is None or comm.rank == 0
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        if self._shown:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._shown:
+            self._bar.stop()
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Note how far a stage is."""
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(what, total=total, completed=done)
+        self._bar.update(self._tasks[what], completed=done)
+
+
+def _progress(*, of_bytes: bool = False) -> "Progress":
     """Make a bar with the rate and the time left, on stderr: stdout is for the result alone."""
     from rich import progress
     from rich.console import Console
@@ -178,11 +403,11 @@ def _progress(what: str, *, of_bytes: bool = False) -> "Progress":
     amount: list[progress.ProgressColumn] = [progress.MofNCompleteColumn(), ImagesPerSecond()]
     if of_bytes:
         amount = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
-    columns = [progress.TextColumn(what), progress.BarColumn(), *amount, progress.TimeRemainingColumn()]
+    columns = [progress.TextColumn("{task.description}"), progress.BarColumn(), *amount, progress.TimeRemainingColumn()]
     return progress.Progress(*columns, console=Console(stderr=True), transient=True)
 
 
-def _show(directory: Path, manifest: "Manifest", *, as_json: bool) -> None:
+def _show(directory: Path, manifest: "Manifest", *, as_json: bool, overview: "Overview | None" = None) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -190,7 +415,8 @@ def _show(directory: Path, manifest: "Manifest", *, as_json: bool) -> None:
     from deepex.data.manifest import to_json
 
     if as_json:
-        typer.echo(json.dumps(to_json(manifest), indent=1))
+        extra = {} if overview is None else {"counts": overview.counts, "histogram": overview.histogram}
+        typer.echo(json.dumps(to_json(manifest) | extra, indent=1))
         return
     channels, height, width = manifest.shape
     rows = {
@@ -202,12 +428,30 @@ def _show(directory: Path, manifest: "Manifest", *, as_json: bool) -> None:
         "order": f"{manifest.order}, seed {manifest.seed}",
         "values": f"{manifest.scale[0]:g} to {manifest.scale[1]:g} map to 0 to 1",
         "mean, deviation": " · ".join(f"{m:.4f}, {d:.4f}" for m, d in zip(manifest.mean, manifest.deviation, strict=True)),
-        **{f"source {key}": _listed(value) if isinstance(value, list) else str(value) for key, value in manifest.source.items()},
+        **{f"source {key}": _brief(value) for key, value in manifest.source.items()},
+        **({} if overview is None else _overview_rows(overview)),
     }
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():
         table.add_row(Text(key), Text(value))  # as text: a name may contain what rich takes for markup
     Console().print(table)
+
+
+def _brief(value: object) -> str:
+    text = _listed(value) if isinstance(value, list) else str(value)
+    return text if len(text) <= 400 else f"{text[:400]} …"
+
+
+def _overview_rows(overview: "Overview") -> dict[str, str]:
+    counts = {
+        f"per class, {part}": ", ".join(f"{name} {count:,}" for name, count in list(found.items())[:100])
+        for part, found in overview.counts.items()
+    }
+    shares = overview.histogram["shares"]
+    bars = "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * (share / max(*shares, 1e-9)) ** 0.5))] if share else " " for share in shares)
+    low, high, samples = (overview.histogram[key] for key in ("low", "high", "samples"))
+    text = f"{low:g} |{bars}| {high:g} (height: root of the share; greatest {max(shares):.1%}; {samples:,} samples)"
+    return counts | {"histogram": text}
 
 
 def _num_files(manifest: "Manifest") -> int:
@@ -225,6 +469,10 @@ def _listed(names: Sequence[object], most: int = 10) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
+def _square(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
 def _share_or_file(text: str) -> float | Path:
     try:
         return float(text)
@@ -232,18 +480,18 @@ def _share_or_file(text: str) -> float | Path:
         return Path(text)
 
 
-def _class_names(text: str | None) -> list[str] | None:
+def _class_names(text: str | None) -> tuple[str, ...] | None:
     """Read the names from `cat,dog`, or from the lines of FILE if `text` is `@FILE`."""
     from deepex.errors import DataError
 
     if text is None:
         return None
     if not text.startswith("@"):
-        return [name.strip() for name in text.split(",")]
+        return tuple(name.strip() for name in text.split(","))
     try:
         lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"--classes got {text!r}, but that file cannot be read ({error}); give a text file, one name a line"
         ) from error
-    return [line.strip() for line in lines if line.strip()]
+    return tuple(line.strip() for line in lines if line.strip())

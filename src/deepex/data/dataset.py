@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepex.data.manifest import Manifest, PackedFile, Part, load
-from deepex.data.npy import byte_view, map_npy, read_header
+from deepex.data.npy import COMPRESSED, byte_view, load_compressed, map_npy, read_header
 from deepex.errors import DataError
 
 _BLOCK_BYTES = 16 << 20
@@ -149,15 +149,23 @@ class PackedPart:
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         path = self._directory / name
+        if path.suffix == COMPRESSED:
+            values = load_compressed(path)
+            self._check_header(path, (values.shape, values.dtype, not values.flags.c_contiguous), (shape, dtype))
+            return values
         header = read_header(path)
-        if (header.shape, header.dtype, header.fortran_order) != (shape, dtype, False):
-            order = "Fortran" if header.fortran_order else "C"
-            raise DataError(
-                f"{path} holds {header.dtype} of shape {header.shape} in {order} order; the manifest says {dtype} of "
-                f"shape {shape} in C order: restore the file or pack the dataset again"
-            )
+        self._check_header(path, (header.shape, header.dtype, header.fortran_order), (shape, dtype))
         self._offsets[name] = header.offset
         return map_npy(path, header)
+
+    @staticmethod
+    def _check_header(path: Path, found: tuple[Any, Any, bool], promised: tuple[Any, Any]) -> None:
+        if found != (*promised, False):
+            order = "Fortran" if found[2] else "C"
+            raise DataError(
+                f"{path} holds {found[1]} of shape {found[0]} in {order} order; the manifest says {promised[1]} of "
+                f"shape {promised[0]} in C order: restore the file or pack the dataset again"
+            )
 
     def _read_images(self, file: PackedFile, first: int, out: NDArray[Any]) -> None:
         """Fill `out` with the images from number `first` of `file`.
@@ -166,7 +174,7 @@ class PackedPart:
         page.
         """
         images = self.open_images(file)
-        if not out.flags.c_contiguous:
+        if not out.flags.c_contiguous or file.images not in self._offsets:  # a compressed file is in memory already
             out[:] = images[first : first + len(out)]
             return
         path, view = self._directory / file.images, byte_view(out)

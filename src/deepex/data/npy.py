@@ -11,12 +11,13 @@ the bytes expected are named.
 import ast
 import hashlib
 import io
+import lzma
 import math
 import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 
 from deepex.errors import DataError
 from deepex.record.files import write_atomic
+
+COMPRESSED = ".xz"  # the end of the name of a file that is compressed as a whole
 
 _LENGTH_FORMATS = {1: "<H", 2: "<I"}  # version 3 exists for arrays with named fields only
 _MOST_HEADER_BYTES = 10_000
@@ -73,11 +76,33 @@ def map_npy(path: Path, header: NpyHeader | None = None) -> NDArray[Any]:
     return np.asarray(mapped)
 
 
+def load_compressed(path: Path) -> NDArray[Any]:
+    """Read a compressed array file into memory."""
+    try:
+        with lzma.open(path) as file:
+            header = _parse(file)
+            # One byte more than promised: a longer file is as wrong as a shorter one.
+            expected = math.prod(header.shape) * header.dtype.itemsize
+            values = file.read(expected + 1)
+    except FileNotFoundError:
+        raise DataError(f"file {path} is missing; restore it or correct the name") from None
+    except (lzma.LZMAError, EOFError, ValueError) as error:
+        raise DataError(f"{path} is not a whole compressed array file: {error}; restore it") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions and that it is a file") from error
+    if len(values) != expected:
+        raise DataError(f"{path} has {len(values)} bytes of values or more; its header promises {expected}: restore the file")
+    order = "F" if header.fortran_order else "C"
+    return np.frombuffer(values, header.dtype).reshape(header.shape, order=order)  # type: ignore[call-overload,no-any-return]
+
+
 def write_npy(path: Path, array: NDArray[Any]) -> str:
-    """Write a C-contiguous array to `path`, atomically; return the SHA-256 of the file."""
+    """Write a C-contiguous array to `path`, atomically, compressed if the name says so; return the SHA-256 of the file."""
     buffer = io.BytesIO()
     npy_format.write_array_header_1_0(buffer, npy_format.header_data_from_array_1_0(array))
-    pieces = (buffer.getvalue(), byte_view(array))
+    pieces: tuple[bytes | memoryview, ...] = (buffer.getvalue(), byte_view(array))
+    if path.suffix == COMPRESSED:
+        pieces = (lzma.compress(b"".join(pieces), preset=6 | lzma.PRESET_EXTREME),)
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
@@ -98,7 +123,7 @@ def byte_view(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _parse(file: io.BufferedReader) -> NpyHeader:
+def _parse(file: IO[bytes]) -> NpyHeader:
     """Read the header, raising ValueError if anything about it is not as numpy writes it for numbers.
 
     numpy's own function answers a damaged header with errors of the tokenizer, or with a warning and a guess.
@@ -123,7 +148,7 @@ def _parse(file: io.BufferedReader) -> NpyHeader:
     return NpyHeader(shape=shape, dtype=np.dtype(descr), fortran_order=order, offset=file.tell())
 
 
-def _exactly(file: io.BufferedReader, size: int) -> bytes:
+def _exactly(file: IO[bytes], size: int) -> bytes:
     data = file.read(size)
     if len(data) < size:
         raise ValueError(f"it ends within its header, at offset {file.tell()}")

@@ -7,6 +7,7 @@ from_table(RunConfig, to_table(config)) == config
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from deepex.data.augment import AugmentConfig
 from deepex.engine.checkpoint import CheckpointConfig
 from deepex.engine.objective import OBJECTIVES
 from deepex.engine.optim import OptimConfig
@@ -23,11 +24,13 @@ class RunConfig:
     `data`: the directory of a packed dataset, or `sample:NAME` for one that comes with DeepEx.
     `replicas`: 0 for one per rank. `batch` is per replica. `validate`: by all ranks in `parallel`, on `rank0` as in the paper, or
     `none`. `threads`: per rank, 0 for the cores of the node divided among its ranks. `verify`: check the dataset's checksums first.
-    `layout`: order of image tensors in memory.
+    `layout`: order of image tensors in memory. `data_options`: how an HDF5 file is read without packing. `augment`: random crops
+    and flips.
     """
 
     net: str
     data: str
+    data_options: dict[str, Any] = field(default_factory=dict)
     net_options: dict[str, Any] = field(default_factory=dict)
     init: str = "default"
     objective: str = "classify"
@@ -46,6 +49,7 @@ class RunConfig:
     threads: int = 0
     validate: Literal["parallel", "rank0", "none"] = "parallel"
     verify: bool = True
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

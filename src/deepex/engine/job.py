@@ -27,3 +27,9 @@ class Job:
     def shards(self) -> Shards:
         """How the training samples are split over the replicas."""
         return Shards(self.dataset.part("train").count, self.replicas, self.config.batch)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """What the network sees of a sample: (channels, height, width), after a crop."""
+        channels, height, width = self.dataset.manifest.shape
+        return (channels, *self.config.augment.size(height, width))

@@ -28,9 +28,9 @@ class EagerStep:
         self._loss: torch.Tensor | None = None
         self.sums = torch.zeros(2, dtype=torch.float64, device=self._device)
 
-    def prepare(self, raw: torch.Tensor) -> torch.Tensor:
-        """Bring raw samples into the form that the network takes."""
-        return self._prepare(raw)
+    def prepare(self, raw: torch.Tensor, *, train: bool = False) -> torch.Tensor:
+        """Bring raw samples into the form that the network takes; to train, in random crops and flips where they are asked for."""
+        return self._prepare(raw, train=train)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """Compute loss and measure of a prepared batch and add them to `sums`."""

@@ -8,16 +8,24 @@ from typing import Any, Final
 
 from deepex.engine.config import RunConfig
 from deepex.errors import UnknownName
-from deepex.recipes.fashion import fashion, fashion_cvae, fashion_resnet
+from deepex.recipes.pictures import cifar10, fashion, fashion_cvae, fashion_resnet, imagenet, mnist
 from deepex.recipes.run import resumed_config, train
+from deepex.recipes.science import atomai, atomai_small, pf, pf_small
 from deepex.record.table import from_table, set_values, to_table
 
 __all__ = ["RECIPES", "recipe", "resumed_config", "train"]
 
 RECIPES: Final[dict[str, Callable[[], RunConfig]]] = {
+    "atomai": atomai,
+    "atomai-small": atomai_small,
+    "cifar10": cifar10,
     "fashion": fashion,
     "fashion-cvae": fashion_cvae,
     "fashion-resnet": fashion_resnet,
+    "imagenet": imagenet,
+    "mnist": mnist,
+    "pf": pf,
+    "pf-small": pf_small,
 }
 
 

@@ -23,7 +23,8 @@ from deepex.nets.initialise import initialise
 def build_network(config: RunConfig, manifest: Manifest) -> nn.Module:
     """Build the network for the samples of a dataset; its initial weights follow from the seed alone."""
     channels, height, width = manifest.shape
-    shape: dict[str, Any] = {"channels": channels, "size": (height, width), "classes": max(len(manifest.classes), 1)}
+    size = config.augment.size(height, width)
+    shape: dict[str, Any] = {"channels": channels, "size": size, "classes": max(len(manifest.classes), 1)}
     before = torch.random.get_rng_state()
     torch.manual_seed(config.seed)
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.source import Samples, Source
+from deepex.data.source.base import Images, Source
 from deepex.errors import DataError
 
 
@@ -17,7 +17,7 @@ from deepex.errors import DataError
 class Chosen:
     """Samples, and the numbers of those to write in the order to write them."""
 
-    samples: Samples
+    images: Images
     order: NDArray[np.int64]
 
 
@@ -38,10 +38,10 @@ def choose(
     each class.
     """
     random = np.random.default_rng(seed)
-    order = random.permutation(len(source.train.images))
+    order = random.permutation(source.train.count)
     validation, held_out = source.validation, order[:0]
     if validation is not None:
-        held_out = random.permutation(len(validation.images))
+        held_out = random.permutation(validation.count)
     elif share > 0 and len(order) > 1:
         validation = source.train
         cut = min(max(1, round(share * len(order))), len(order) - 1)
@@ -55,16 +55,16 @@ def choose(
     return chosen
 
 
-def _first(order: NDArray[np.int64], samples: Samples, limit: int | None) -> NDArray[np.int64]:  # noqa: ARG001 - as below
+def _first(order: NDArray[np.int64], images: Images, limit: int | None) -> NDArray[np.int64]:  # noqa: ARG001 - as below
     return order[:limit]
 
 
-def _first_of_each_class(order: NDArray[np.int64], samples: Samples, limit: int | None) -> NDArray[np.int64]:
+def _first_of_each_class(order: NDArray[np.int64], images: Images, limit: int | None) -> NDArray[np.int64]:
     """Take the first of each class, `limit` in all; where a class has too few the others make up for it."""
-    if samples.labels is None:
-        raise DataError(f"{samples.path} has no labels, so classes cannot be balanced; give labels or leave --balance out")
+    if images.labels is None:
+        raise DataError(f"{images.name(0)} has no labels, so classes cannot be balanced; give labels or leave --balance out")
     # Number the samples of each class 0, 1, 2, …: the lowest numbers are equally many of each class.
-    labels = samples.labels[order]
+    labels = images.labels[order]
     by_class = np.argsort(labels, kind="stable")
     number = np.empty(len(order), np.int64)
     number[by_class] = np.arange(len(order)) - np.searchsorted(labels[by_class], labels[by_class])

@@ -1,0 +1,95 @@
+"""The two datasets that are computed, made as others are packed: parallel, interruptible, shuffled.
+
+    make("atomai", "packed/atomai", images=27_000)         # electron diffraction: 27 classes of crystals
+    make("pf", "packed/pf", images=100_000)                # contact maps of a protein that folds and unfolds
+
+Nine of ten images are for training, the tenth for validation, from specimens or trajectories of its own.
+"""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from deepex.data.manifest import Manifest
+from deepex.data.pack import pack_source
+from deepex.data.packing.config import PackConfig
+from deepex.data.packing.crew import Progress
+from deepex.data.packing.site import Site
+from deepex.data.source.base import Source
+from deepex.errors import DataError, UnknownName
+
+if TYPE_CHECKING:
+    from deepex.comm import Communicator
+
+LICENCE: Final = "made by DeepEx; free to use"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeConfig:
+    """How many images, from which seed; `engine` of the diffraction, `keep` for the trajectories; stored how."""
+
+    images: int
+    seed: int = 1
+    engine: str = "auto"
+    keep: Path | None = None
+    compress: bool = False
+
+
+def make(
+    kind: str,
+    out: Path | str,
+    *,
+    overwrite: bool = False,
+    workers: int = 1,
+    comm: "Communicator | None" = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Manifest:
+    """Simulate the dataset `kind` into the directory `out`. `options` are the fields of MakeConfig. Collective over `comm`."""
+    if kind not in MAKERS:
+        raise UnknownName("dataset to make", kind, MAKERS)
+    config = MakeConfig(**options)
+    source = MAKERS[kind](config)
+    words = ["deepex", "data", "make", kind, "OUT", "--images", str(config.images), "--seed", str(config.seed)]
+    packing = PackConfig(name=kind, seed=config.seed, validation=0.0, license=LICENCE, compress=config.compress)
+    site = Site(Path(out), comm)
+    with site.in_company():
+        return pack_source(
+            source, site, packing, command=shlex.join(words), overwrite=overwrite, workers=workers, progress=progress
+        )
+
+
+def _counts(images: int, groups: int) -> tuple[int, int]:
+    """How many train and validation images, each a multiple of `groups`."""
+    if images < 10 * groups:
+        raise DataError(
+            f"images is {images}; it must be at least {10 * groups}, for {groups} of validation and nine times that to train"
+        )
+    validation = round(images / 10 / groups) * groups
+    return (images - validation) // groups * groups, validation
+
+
+def _atomai(config: MakeConfig) -> Source:
+    from deepex.data.simulation.diffraction import CLASSES, DiffractionPatterns
+
+    train, validation = _counts(config.images, len(CLASSES))
+    engine: Any = config.engine
+    return Source(
+        train=DiffractionPatterns(train, seed=config.seed, part="train", engine=engine),
+        validation=DiffractionPatterns(validation, seed=config.seed, part="validation", engine=engine),
+        classes=CLASSES,
+    )
+
+
+def _pf(config: MakeConfig) -> Source:
+    from deepex.data.simulation.folding import FoldingMaps
+
+    train, validation = _counts(config.images, 1)
+    return Source(
+        train=FoldingMaps(train, seed=config.seed, part="train", keep=config.keep),
+        validation=FoldingMaps(validation, seed=config.seed, part="validation", keep=config.keep),
+    )
+
+
+MAKERS: Final = {"atomai": _atomai, "pf": _pf}

@@ -1,0 +1,107 @@
+"""From the reports of the files that were written to the manifest of the dataset."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from deepex.data.manifest import Manifest, Part
+from deepex.data.packing.config import PackConfig
+from deepex.data.packing.form import Form
+from deepex.data.packing.moments import Moments
+from deepex.data.packing.writer import FileReport
+from deepex.data.source.base import Source
+from deepex.errors import DataError
+
+SKIPPED_NAME: Final = "skipped.txt"
+_LISTED: Final = 20  # bad samples in the manifest; all of them are in skipped.txt
+
+
+def summarise(
+    source: Source,
+    config: PackConfig,
+    form: Form,
+    *,
+    parts: Mapping[str, list[FileReport]],
+    unpacked: list[FileReport],
+    classes: tuple[str, ...],
+    command: str,
+    out: Path,
+) -> Manifest:
+    """Make the manifest; what was left out is listed in a file of its own."""
+    reports = [report for files in (*parts.values(), unpacked) for report in files]
+    moments = Moments(source.train.shape[2])
+    for report in parts["train"]:
+        moments.join(Moments.from_json(report.moments))
+    packed = {part: _part(part, files) for part, files in parts.items()}
+    low, high = (0.0, 255.0) if form.quantise else config.scale or _scale(form.dtype, moments)
+    mean, deviation = moments.scaled(low, high)
+    height, width, channels = source.train.shape
+    return Manifest(
+        name=config.name or "dataset",
+        shape=(channels, height, width),
+        dtype=form.dtype,  # type: ignore[arg-type]
+        layout="NHWC",
+        classes=classes,
+        order="given" if config.given_order else "shuffled",
+        seed=config.seed,
+        scale=(float(low), float(high)),
+        mean=tuple(mean),
+        deviation=tuple(deviation),
+        parts=packed,
+        source={
+            "command": command,
+            "license": config.license,
+            **source.train.description,
+            **_files(source),
+            **source.extra,
+            "available": {
+                part: one.count for part, one in (("train", source.train), ("validation", source.validation)) if one is not None
+            },
+            "kept": {part: files.count for part, files in packed.items()},
+            **_notes(reports, form),
+            **_skipped([one for report in reports for one in report.bad], out),
+        },
+    )
+
+
+def _files(source: Source) -> dict[str, Any]:
+    """The names of the files of both parts, where the sources list them."""
+    both = [one.description.get("files") for one in (source.train, source.validation) if one is not None]
+    lists = [files for files in both if isinstance(files, list)]
+    return {"files": list(dict.fromkeys(name for files in lists for name in files))} if lists else {}
+
+
+def _part(name: str, reports: list[FileReport]) -> Part:
+    files = tuple(report.packed() for report in reports if report.count)
+    if not files:
+        raise DataError(
+            f"no sample of the part {name!r} could be read; all were left out by --skip-bad: see what is wrong with one"
+        )
+    return Part(count=sum(file.count for file in files), files=files)
+
+
+def _notes(reports: list[FileReport], form: Form) -> dict[str, Any]:
+    """What was changed on the way, and how often."""
+    notes: Counter[str] = Counter()
+    for report in reports:
+        notes.update(report.notes)
+    quantised = {"quantised": f"{form.quantise[0]:g} to {form.quantise[1]:g} became 0 to 255"} if form.quantise else {}
+    return ({"changed": dict(notes)} if notes else {}) | quantised
+
+
+def _skipped(skipped: list[tuple[str, str]], out: Path) -> dict[str, Any]:
+    """Write the list of what was left out; the manifest has its length and beginning."""
+    if not skipped:
+        (out / SKIPPED_NAME).unlink(missing_ok=True)
+        return {}
+    lines = [f"{name}: {reason}".encode("utf-8", "backslashreplace").decode() for name, reason in skipped]
+    (out / SKIPPED_NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {"skipped": {"count": len(skipped), "first": lines[:_LISTED], "file": SKIPPED_NAME}}
+
+
+def _scale(dtype: str, moments: Moments) -> tuple[float, float]:
+    if dtype == "uint8":
+        return (0.0, 1.0) if moments.high <= 1 else (0.0, 255.0)
+    low, high = moments.low, moments.high
+    return (low, high) if low < high else (low, low + max(1.0, abs(low)))  # at 1e17, low + 1 is low

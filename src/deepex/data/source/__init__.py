@@ -1,0 +1,223 @@
+"""What can be packed, from files as they are found: one function that looks, and a module for each kind.
+
+source = open_source(Path("imagenet"), SourceConfig(resize=256, crop=(224, 224)))
+source.train.count, source.train.shape, source.classes
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from deepex.data.geometry import Geometry
+from deepex.data.source.array import MNIST_NAME, begins_with, open_array, open_mnist, open_npz
+from deepex.data.source.base import Bad, Images, Source
+from deepex.data.source.layout import Layout, listed
+from deepex.errors import DataError
+
+if TYPE_CHECKING:
+    from deepex.data.source.folder import Listing
+
+__all__ = ["Bad", "Images", "Layout", "Source", "SourceConfig", "open_source"]
+
+_HDF5_MAGIC: Final = b"\x89HDF\r\n\x1a\n"
+_HDF5_SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs", ".hdf")
+_IMAGE_SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".jpe")
+_TEXT_SUFFIXES: Final = (".txt", ".dat", ".csv", ".asc", ".lst")
+_TRAJECTORY_SUFFIXES: Final = (
+    ".dcd",
+    ".xtc",
+    ".trr",
+    ".nc",
+    ".ncdf",
+    ".netcdf",
+    ".h5md",
+    ".lammpstrj",
+    ".xyz",
+    ".pdb",
+    ".gro",
+    ".tng",
+)
+_LISTED_IMAGE: Final = re.compile(r"\.(png|jpe?g|jpe)\b", re.IGNORECASE)
+_KINDS: Final = (
+    "a folder of PNG or JPEG files (one folder per class), a list file, HDF5, .npy, .npz, IDX (MNIST), CIFAR's binary version, "
+    "matrices as text, or a trajectory with --topology"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """How a source is read; what is None is found out or left as it is.
+
+    `images`, `labels`: names within an HDF5 or .npz file; `labels` is a file for one IDX or .npy file. `layout`: the order of an
+    array's dimensions. `resize`: the shorter side, or (height, width). `crop`: (height, width) from the middle. `channels`: 1 or 3;
+    monochrome is replicated. `dtype`: how samples will be stored, which decides whether 16-bit pictures fit. `convert`: accept
+    CMYK, transparent, 16-bit and animated pictures; `max_pixels`: refuse larger ones before they are decoded. `topology`,
+    `select`, `cutoff`, `stride`, `periodic`: of a trajectory. `matrix`: (rows, columns) of matrices that are written as one line each.
+    """
+
+    images: str | None = None
+    labels: str | None = None
+    layout: Layout | None = None
+    resize: int | tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
+    channels: Literal[1, 3] | None = None
+    dtype: Literal["uint8", "float16", "float32"] | None = None
+    convert: bool = False
+    max_pixels: int | None = None
+    topology: Path | None = None
+    select: str = "name CA"
+    cutoff: float = 8.0
+    stride: int = 1
+    periodic: bool = False
+    matrix: tuple[int, int] | None = None
+
+    @property
+    def read_dtype(self) -> Literal["uint8", "float32"] | None:
+        """The type in which pictures and texts are read for the one in which they will be stored."""
+        return None if self.dtype is None else "uint8" if self.dtype == "uint8" else "float32"
+
+    @property
+    def geometry(self) -> Geometry:
+        """Resize and crop."""
+        return Geometry(resize=self.resize, crop=self.crop)
+
+
+def open_source(path: Path, config: SourceConfig | None = None) -> Source:
+    """Find out what `path` is and open it."""
+    config = config or SourceConfig()
+    if not path.exists():
+        raise DataError(f"there is no {path}; give {_KINDS}")
+    if config.topology is not None:
+        return _reshaped(_open_trajectory(path, config), config)
+    source = _open_directory(path, config) if path.is_dir() else _open_file(path, config)
+    return _reshaped(source, config)
+
+
+def _open_directory(path: Path, config: SourceConfig) -> Source:
+    names = sorted(os.listdir(path))
+    if "manifest.json" in names:
+        raise DataError(f"{path} is a packed dataset already; use it as it is, or pack what it was made from")
+    hdf5 = [path / name for name in names if name.lower().endswith(_HDF5_SUFFIXES)]
+    if hdf5:
+        return _open_hdf5(hdf5, config)
+    if config.labels is not None:
+        raise DataError(f"--labels {config.labels} was given, but {path} brings its own labels; leave --labels out")
+    if any(match and match["what"] == "images" and match["part"] == "train" for match in map(MNIST_NAME.fullmatch, names)):
+        return open_mnist(path, config.layout)
+    if any(name in names for name in ("data_batch_1.bin", "data_batch_1", "test_batch.bin", "train.bin")):
+        from deepex.data.source.cifar import open_cifar
+
+        return open_cifar(path)
+    return _open_folder(path, names, config)
+
+
+def _open_folder(path: Path, names: Sequence[str], config: SourceConfig) -> Source:
+    """A folder of many small files: pictures, or matrices as text; the first file that is either decides."""
+    from deepex.data.source.folder import find_images
+
+    for entry in _first_files(path):
+        if entry.lower().endswith(_IMAGE_SUFFIXES):
+            return _open_images(*find_images(path), config)
+        if entry.lower().removesuffix(".gz").endswith(_TEXT_SUFFIXES):
+            from deepex.data.source.text import open_text
+
+            return open_text(path, shape=config.matrix, dtype=config.read_dtype)
+    raise DataError(f"{path} has nothing that can be packed; it has {listed(list(names))}: give {_KINDS}")
+
+
+def _open_images(train: "Listing", validation: "Listing | None", config: SourceConfig) -> Source:
+    from deepex.data.source.image import ImageFiles
+
+    options: dict[str, Any] = {
+        "geometry": config.geometry,
+        "channels": config.channels,
+        "convert": config.convert,
+        "dtype": None if config.read_dtype is None else np.dtype(config.read_dtype),
+    } | ({} if config.max_pixels is None else {"max_pixels": config.max_pixels})
+    first = ImageFiles(train, **options)
+    if validation is None:
+        return Source(train=first, classes=train.classes)
+    # What was decided from the first train image holds for the validation images too.
+    options |= {"channels": first.shape[2], "dtype": first.dtype}
+    return Source(train=first, validation=ImageFiles(validation, **options), classes=train.classes)
+
+
+def _first_files(path: Path) -> list[str]:
+    """The names of the first folder, in order, that has a file with a known suffix."""
+    for _, folders, files in os.walk(path):
+        folders.sort()
+        found = sorted(name for name in files if name.lower().endswith((*_IMAGE_SUFFIXES, *_TEXT_SUFFIXES, ".gz")))
+        if found:
+            return found
+    return []
+
+
+def _open_file(path: Path, config: SourceConfig) -> Source:
+    if begins_with(path, b"PK"):
+        if config.labels is not None and config.images is None:
+            raise DataError(
+                f"--labels {config.labels} was given, but {path} brings its own labels; leave --labels out, or name "
+                "the images too with --images"
+            )
+        return open_npz(path, config.layout, images=config.images, labels=config.labels)
+    name = path.name.lower()
+    if begins_with(path, _HDF5_MAGIC) or (name.endswith(_HDF5_SUFFIXES) and not begins_with(path, b"\0\0")):
+        return _open_hdf5([path], config)
+    if name.endswith(_TRAJECTORY_SUFFIXES):
+        raise DataError(f"{path} is a trajectory, whose atoms are named in a topology; give that file with --topology")
+    if name.removesuffix(".gz").endswith(_TEXT_SUFFIXES):
+        return _open_text(path, config)
+    return open_array(path, None if config.labels is None else Path(config.labels), config.layout)
+
+
+def _open_hdf5(paths: list[Path], config: SourceConfig) -> Source:
+    from deepex.data.source.hdf5 import open_hdf5
+
+    return open_hdf5(paths, images=config.images, labels=config.labels, layout=config.layout)
+
+
+def _open_text(path: Path, config: SourceConfig) -> Source:
+    """A list of picture files, or matrices."""
+    from deepex.data.source.folder import read_list
+    from deepex.data.source.text import open_text
+
+    if _LISTED_IMAGE.search(_beginning(path)):
+        return _open_images(read_list(path), None, config)
+    return open_text(path, shape=config.matrix, dtype=config.read_dtype)
+
+
+def _beginning(path: Path) -> str:
+    """The first line that is no comment, of a file that is not compressed."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return next((line for line in itertools.islice(file, 1000) if line.strip() and not line.lstrip().startswith("#")), "")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
+
+
+def _open_trajectory(path: Path, config: SourceConfig) -> Source:
+    from deepex.data.source.trajectory import open_trajectory
+
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(path / name for name in os.listdir(path) if name.lower().endswith(_TRAJECTORY_SUFFIXES))
+        if not paths:
+            raise DataError(f"{path} has no trajectory; give a folder with files such as .dcd, .xtc or .trr")
+    assert config.topology is not None
+    options: dict[str, Any] = {"select": config.select, "cutoff": config.cutoff, "stride": config.stride, "pbc": config.periodic}
+    return open_trajectory(config.topology, paths, **options)
+
+
+def _reshaped(source: Source, config: SourceConfig) -> Source:
+    """Apply resize, crop and channels where the source has not done so while decoding."""
+    from deepex.data.source.reshaped import reshaped
+
+    train = reshaped(source.train, config.geometry, config.channels)
+    validation = None if source.validation is None else reshaped(source.validation, config.geometry, config.channels)
+    return replace(source, train=train, validation=validation)

@@ -1,0 +1,144 @@
+"""Arrays as samples: `.npy`, `.npz` and IDX files, brought to one form.
+
+Whatever the file, the images come out as (height, width, channels), from a view into the mapped file where the format allows it,
+and the labels as integers.
+
+>>> source = open_arrays(Path("fashion-mnist"))
+>>> source.train.count, source.train.shape
+(60000, (28, 28, 1))
+"""
+
+import os
+import re
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepex.data.npy import map_npy
+from deepex.data.source.base import Bad, Images, Source
+from deepex.data.source.idx import read_idx
+from deepex.data.source.layout import Layout, checked_labels, listed, to_nhwc
+from deepex.errors import DataError
+
+MNIST_NAME = re.compile(r"(?P<part>train|t10k)-(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz)?")
+# Train images, train labels, validation images, validation labels: as in the files of Keras, and as people name theirs.
+_NPZ_NAMES = (
+    ("x_train", "y_train", "x_test", "y_test"),
+    ("images", "labels", "", ""),
+    ("x", "y", "", ""),
+)
+
+
+@final
+class ArrayImages(Images):
+    """The rows of an array (n, height, width, channels) that lies in memory or in a mapped file."""
+
+    portable = False
+
+    def __init__(self, array: NDArray[Any], labels: NDArray[np.int64] | None, *, path: Path, files: list[str], layout: str) -> None:
+        self._array, self._path = array, path
+        self.count, self.shape, self.dtype = len(array), array.shape[1:], array.dtype
+        self.labels = labels
+        self.description = {"files": files, "layout": layout}
+
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:  # noqa: D102 - see the base
+        out[:] = self._array[numbers]
+        return []
+
+    def name(self, number: int) -> str:  # noqa: D102
+        return f"{self._path} sample {number}"
+
+
+def open_mnist(directory: Path, layout: Layout | None) -> Source:
+    """Open a directory with the four files of MNIST, or its first two."""
+    found = {(m["part"], m["what"]): directory / m[0] for m in map(MNIST_NAME.fullmatch, os.listdir(directory)) if m}
+    samples = {}
+    for part in ("train", "t10k"):
+        if (part, "images") in found:
+            pair = (found[part, "images"], found.get((part, "labels")))
+            arrays = [None if path is None else read_idx(path) for path in pair]
+            samples[part] = _images(arrays[0], arrays[1], pair[0], pair, layout)
+    return Source(train=samples["train"], validation=samples.get("t10k"))
+
+
+def open_npz(path: Path, layout: Layout | None, *, images: str | None = None, labels: str | None = None) -> Source:
+    """Open an archive of arrays, under the usual names or those given."""
+    choices = _NPZ_NAMES if images is None else ((images, labels or "", "", ""),)
+    try:
+        # Opened here because numpy forgets to close a damaged archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            for names in choices:
+                if names[0] in archive.files:
+                    arrays = [archive[name] if name in archive.files else None for name in names]
+                    break
+            else:
+                raise DataError(_no_such_array(path, archive.files, images))
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is not a whole array file (.npz): {error}; restore it or save it with numpy.savez") from error
+    pair = (path, None)
+    train = _images(arrays[0], arrays[1], path, pair, layout)
+    if arrays[2] is None:
+        return Source(train=train)
+    return Source(train=train, validation=_images(arrays[2], arrays[3], path, pair, layout))
+
+
+def open_array(path: Path, labels: Path | None, layout: Layout | None) -> Source:
+    """Open one IDX or `.npy` file of images, and that of its labels."""
+    images = _read_array(path)
+    return Source(train=_images(images, None if labels is None else _read_array(labels), path, (path, labels), layout))
+
+
+def _no_such_array(path: Path, present: list[str], asked: str | None) -> str:
+    if asked is not None:
+        return f"{path} has no array {asked!r}; it has {listed(present)}: name one of these with --images"
+    return (
+        f"{path} has the arrays {listed(present)}; it must have x_train (with y_train, x_test, y_test), images (with labels) or x "
+        "(with y): name it with --images, or save it again with numpy.savez under these names"
+    )
+
+
+def _read_array(path: Path) -> NDArray[Any]:
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; correct the name")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty (0 bytes); it must be an IDX or .npy file with at least one value: fetch it again")
+    if path.suffix in (".npy", ".npz") or begins_with(path, b"\x93NUMPY"):
+        return map_npy(path)
+    return read_idx(path)
+
+
+def begins_with(path: Path, magic: bytes) -> bool:
+    """Whether the first bytes of a file are `magic`."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
+
+
+def _images(
+    images: NDArray[Any] | None,
+    labels: NDArray[Any] | None,
+    path: Path,
+    files: tuple[Path, Path | None],
+    layout: Layout | None,
+) -> ArrayImages:
+    """Check images and labels against each other and bring them to the common form."""
+    if images is None or images.size == 0:
+        shape = None if images is None else images.shape
+        raise DataError(f"{path} has no images (shape {shape}); give a source with at least one")
+    if images.dtype.kind not in "buif":
+        raise DataError(f"{path} has values of type {images.dtype}; images must be integers or real numbers: convert them")
+    view, note = to_nhwc(images, path, layout)
+    where = files[1] or path
+    checked = None if labels is None else checked_labels(labels, where)
+    if checked is not None and len(checked) != len(view):
+        raise DataError(
+            f"{path} has {len(view)} images, but {where} has {len(checked)} labels; there must be one label per image: "
+            "give the files that belong together"
+        )
+    return ArrayImages(view, checked, path=path, files=[file.name for file in files if file is not None], layout=note)

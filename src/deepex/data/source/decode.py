@@ -1,0 +1,344 @@
+"""The bytes of one PNG or JPEG file to the pixels of one sample, or the reason why not.
+
+    target = Target(size=(224, 224), channels=3, dtype=np.dtype(np.uint8), geometry=Geometry(resize=256, crop=(224, 224)))
+    notes = Counter()
+    pixels = decode(path.read_bytes(), target, notes)         # (224, 224, 3), or UnreadableError
+
+The kind is told by the first bytes, not by the name: ImageNet has a PNG that is called .JPEG. The header is checked before anything
+is decoded. Pixels come out as they are in the file. What cannot be kept exactly is refused or, with `convert`, changed and counted:
+
+    CMYK                        to RGB
+    alpha, not fully opaque     laid over black
+    16 bits (colour always; grey where uint8 is asked for)       the high byte of each value
+    animated PNG                the image that viewers without animation show
+    colour, for 1 channel       ITU-R 601 luma
+
+Monochrome for 3 channels is replicated, and counted too. The orientation in EXIF is ignored, as by the readers of the other
+frameworks, and so are colour profiles and gamma. A JPEG that a resize makes less than half as large is decoded at a smaller scale,
+never below the size that is asked for; the decoder is exact otherwise (no fast DCT, smooth chroma).
+"""
+
+import io
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepex.data.geometry import Geometry, text
+from deepex.errors import DataError
+
+MOST_PIXELS = 89_478_485  # as Pillow: a quarter of 1 GiB of RGB pixels
+_MOST_SCANS = 500  # libjpeg-turbo's advice: each scan of a progressive JPEG goes over all pixels, whatever its length
+_JPEG_MAGIC = b"\xff\xd8\xff"
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by colour type
+_PNG_VALUES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # per pixel
+_PNG_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")  # those that make the pixels
+_MOST_DEFLATION = 1032  # bytes that one byte of a deflate stream can become
+_OTHER_KINDS = {
+    b"GIF8": "a GIF",
+    b"BM": "a BMP",
+    b"II*\0": "a TIFF",
+    b"MM\0*": "a TIFF",
+    b"RIFF": "a WebP or other RIFF",
+    b"\x89HDF": "an HDF5",
+    b"\x93NUMPY": "a NumPy",
+    b"%PDF": "a PDF",
+    b"PK\x03\x04": "a ZIP",
+    b"\x1f\x8b": "a gzip",
+}
+
+REPLICATED = "monochrome, replicated to 3 channels"
+_CMYK = ("it is CMYK, and a dataset holds monochrome or RGB", "CMYK, converted to RGB")
+_ALPHA = ("it has pixels that are not fully opaque, and a dataset holds no alpha", "alpha, laid over black")
+_DEEP = ("it has 16 bits per value, which {held}", "16 bits, reduced to the high byte")
+_ANIMATED = ("it is animated, and a sample is one image", "animated, first image taken")
+_COLOUR = ("it is in colour, and the dataset has 1 channel (--channels 3 keeps colour)", "colour, converted to monochrome")
+
+
+class UnreadableError(Exception):
+    """Why this file gives no sample: a clause about "it", with what can be done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a sample must be. `size` is (height, width) after `geometry`; None takes each file as it comes out."""
+
+    size: tuple[int, int] | None
+    channels: int
+    dtype: np.dtype[Any]
+    geometry: Geometry
+    convert: bool = False
+    max_pixels: int = MOST_PIXELS
+
+
+class Png(NamedTuple):
+    """The parts of a PNG file that make its pixels; `core` is the file without anything else."""
+
+    depth: int
+    colour_type: int
+    palette: bytes
+    transparency: bytes
+    animated: bool
+    core: bytes
+
+    @property
+    def channels(self) -> int:
+        """1 or 3; a palette that has only greys is monochrome."""
+        if self.colour_type == 3:
+            table = np.frombuffer(self.palette, np.uint8).reshape(-1, 3)
+            return 1 if (table == table[:, :1]).all() else 3
+        return 3 if self.colour_type in (2, 6) else 1
+
+
+class Header(NamedTuple):
+    """What a file claims to hold. `channels`: 1 monochrome, 3 colour, 4 CMYK, alpha not counted. `png`: its parts, if it is one."""
+
+    height: int
+    width: int
+    channels: int
+    png: Png | None = None
+
+    @property
+    def is_deep_grey(self) -> bool:
+        """Plain grey of 16 bits, which float32 holds exactly."""
+        return self.png is not None and self.png.depth == 16 and self.png.colour_type == 0
+
+
+def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
+    """Check everything that can be checked without decoding."""
+    if data.startswith(_JPEG_MAGIC):
+        header = _jpeg_header(data)
+    elif data.startswith(_PNG_MAGIC):
+        header = _png_header(data)
+    else:
+        raise UnreadableError(_unknown_kind(data))
+    if header.height * header.width > max_pixels:
+        raise UnreadableError(
+            f"it claims {header.height} × {header.width} pixels, more than the limit of {max_pixels} against decompression "
+            "bombs; raise --max-pixels if the file is meant to be as large"
+        )
+    return header
+
+
+def decode(data: bytes, target: Target, notes: Counter[str]) -> NDArray[Any]:
+    """Give the pixels (height, width, channels) of `target`, and add to `notes` what was done to them."""
+    header = read_header(data, target.max_pixels)
+    _check_size(header, target)
+    done: list[str] = []
+    pixels = _decode_jpeg(data, header, target, done) if header.png is None else _decode_png(header.png, target, done)
+    if pixels.shape[2] < target.channels:
+        done.append(REPLICATED)
+        pixels = np.broadcast_to(pixels, (*pixels.shape[:2], target.channels))
+    notes.update(done)
+    return pixels
+
+
+def _unknown_kind(data: bytes) -> str:
+    if not data:
+        return "it is empty (0 bytes); restore it"
+    for magic, kind in _OTHER_KINDS.items():
+        if data.startswith(magic):
+            return f"it is {kind} file whatever its name says, neither PNG nor JPEG; convert it"
+    return f"it is neither PNG nor JPEG: it begins with 0x{data[:8].hex()}; restore it, or leave it out"
+
+
+def _check_size(header: Header, target: Target) -> None:
+    size = (header.height, header.width)
+    between = target.geometry.resized(*size)
+    if between[0] * between[1] > target.max_pixels:
+        raise UnreadableError(
+            f"it is {text(size)}, which the resize makes {text(between)}: give --resize HEIGHTxWIDTH, or leave it out"
+        )
+    try:
+        made = target.geometry.size(*size)
+    except DataError as error:
+        raise UnreadableError(str(error)) from None
+    if target.size is not None and made != target.size:
+        after = "" if made == size else f" ({text(made)} after resize and crop)"
+        raise UnreadableError(
+            f"it is {text(size)}{after}, but the dataset's images are {text(target.size)} (height × width); bring all to one "
+            f"size with --resize {text(target.size)}, or with --resize and --crop"
+        )
+
+
+def _change(rule: tuple[str, str], target: Target, done: list[str], **words: str) -> None:
+    """Refuse, or count what `convert` allows."""
+    if not target.convert:
+        raise UnreadableError(f"{rule[0].format(**words)}; give --convert to have it converted ({rule[1]})")
+    done.append(rule[1])
+
+
+def _jpeg_header(data: bytes) -> Header:
+    import simplejpeg
+
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
+    except KeyError:  # how simplejpeg says that it has no name for a colour space or a subsampling
+        raise UnreadableError(
+            "it is a JPEG of an unusual colour space or chroma subsampling; save it again as RGB, 4:2:0"
+        ) from None
+    except ValueError as error:
+        raise UnreadableError(f"its JPEG header is damaged or of an unusual kind ({error}); restore it or save it again") from None
+    scans = data.count(b"\xff\xda") if _may_be_progressive(data) else 1  # counting takes a tenth of the time of decoding
+    if scans > _MOST_SCANS:
+        raise UnreadableError(f"it has {scans} scans; more than {_MOST_SCANS} are refused as a decompression bomb: save it again")
+    return Header(int(height), int(width), {"Gray": 1, "CMYK": 4, "YCCK": 4}.get(space, 3))
+
+
+def _may_be_progressive(data: bytes) -> bool:
+    """Whether the frame header (SOF) is of a kind that allows for many scans, or is not where it should be."""
+    at = 2
+    while data[at : at + 1] == b"\xff":
+        marker = data[at + 1 : at + 2]
+        if b"\xc0" <= marker <= b"\xcf" and marker not in (b"\xc4", b"\xc8", b"\xcc"):
+            return marker not in (b"\xc0", b"\xc1")
+        at += 1 if marker == b"\xff" else 2 + int.from_bytes(data[at + 2 : at + 4])
+    return True
+
+
+def _decode_jpeg(data: bytes, header: Header, target: Target, done: list[str]) -> NDArray[Any]:
+    import simplejpeg
+
+    if header.channels == 4:
+        _change(_CMYK, target, done)
+    if header.channels > 1 and target.channels == 1:
+        _change(_COLOUR, target, done)
+    eighths = _jpeg_scale(header, target.geometry)
+    height, width = (-(-side * eighths // 8) for side in (header.height, header.width))
+    space = "GRAY" if header.channels == 1 or target.channels == 1 else "RGB"
+    try:
+        pixels = simplejpeg.decode_jpeg(data, space, min_height=height, min_width=width)
+    except ValueError as error:  # strict by default: what libjpeg warns of is raised as well
+        raise UnreadableError(f"its JPEG data is damaged ({error}); restore it") from None
+    pixels = pixels.astype(target.dtype, copy=False)
+    return target.geometry.apply(pixels, original=(header.height, header.width), scale=eighths / 8)
+
+
+def _jpeg_scale(header: Header, geometry: Geometry) -> int:
+    """The smallest scale, in eighths, that leaves at least the pixels that the resize asks for.
+
+    5/8 to 7/8 have no SIMD in libjpeg-turbo: decoding at 3/4 takes longer than decoding in full. Below 64 pixels two scales
+    can round to one size.
+    """
+    size = (header.height, header.width)
+    if geometry.resize is None or min(size) < 64:
+        return 8
+    least = geometry.resized(*size)
+    return next((n for n in range(1, 5) if all(of * n >= 8 * to for of, to in zip(size, least, strict=True))), 8)
+
+
+def _png_header(data: bytes) -> Header:
+    parts: dict[bytes, list[bytes]] = {}
+    core = [_PNG_MAGIC]
+    for kind, chunk in _png_chunks(data):
+        parts.setdefault(kind, []).append(chunk[8:-4] if kind != b"IDAT" else b"")
+        if kind in _PNG_CHUNKS:
+            core.append(chunk)
+        elif kind[0] < ord("a"):
+            raise UnreadableError(f"it has a chunk {kind!r} that no PNG of pixels has; save it again")
+    width, height, depth, colour_type, *methods = struct.unpack(">IIBBBBB", parts[b"IHDR"][0])
+    if depth not in _PNG_DEPTHS.get(colour_type, ()) or any(methods[:2]) or methods[2] > 1 or not 0 < height * width < 1 << 62:
+        raise UnreadableError(f"its PNG header (0x{parts[b'IHDR'][0].hex()}) says what no PNG may; restore it")
+    palette, transparency = (parts.get(kind, [b""])[0] for kind in (b"PLTE", b"tRNS"))
+    if colour_type == 3 and not (0 < len(palette) <= 768 and len(palette) % 3 == 0):
+        raise UnreadableError(f"its palette has {len(palette)} bytes; 3 for each of 1 to 256 colours are the rule: restore it")
+    if any(len(parts.get(kind, ())) > 1 for kind in (b"IHDR", b"PLTE", b"tRNS")):
+        raise UnreadableError("it has two headers or palettes; restore it")
+    png = Png(depth, colour_type, palette, transparency, b"acTL" in parts, b"".join(core))
+    needed = height * (width * depth * _PNG_VALUES[colour_type] // 8)
+    if needed > _MOST_DEFLATION * len(png.core):
+        raise UnreadableError(f"it claims {height} × {width} pixels, which its {len(data)} bytes cannot hold; restore it")
+    return Header(height, width, png.channels, png)
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Each chunk with its kind, from IHDR to IEND; Pillow does not compare the checksums of the pixels' chunks."""
+    start, kind = len(_PNG_MAGIC), b""
+    while kind != b"IEND":
+        size = int.from_bytes(data[start : start + 4])
+        stop = start + 12 + size
+        if len(data) < start + 12 or len(data) < stop:
+            raise UnreadableError(
+                f"it is truncated: it ends at offset {len(data)}, within a chunk that began at {start}; restore it"
+            )
+        chunk, kind = data[start:stop], data[start + 4 : start + 8]
+        if zlib.crc32(chunk[4:-4]) != int.from_bytes(chunk[-4:]):
+            raise UnreadableError(f"it is damaged: the checksum of its chunk {kind!r} at offset {start} is wrong; restore it")
+        if (kind == b"IHDR") != (start == len(_PNG_MAGIC)) or (kind == b"IHDR" and size != 13):
+            raise UnreadableError(f"its chunk {kind!r} at offset {start} is not where or what a PNG has there; restore it")
+        yield kind, chunk
+        start = stop
+
+
+def _decode_png(png: Png, target: Target, done: list[str]) -> NDArray[Any]:
+    if png.animated:
+        _change(_ANIMATED, target, done)
+    plain_grey = png.colour_type == 0
+    if png.depth == 16 and (target.dtype == np.uint8 or not plain_grey):
+        held = "the dataset (uint8) cannot hold (--dtype float32 keeps them)" if plain_grey else "only plain grey can keep"
+        _change(_DEEP, target, done, held=held)
+    if png.channels > 1 and target.channels == 1:
+        _change(_COLOUR, target, done)
+    values = _png_values(png)
+    pixels, alpha = _png_colours(values, png)
+    if pixels.dtype == np.uint16 and target.dtype == np.uint8:
+        pixels = (pixels >> 8).astype(np.uint8)
+    if alpha is not None and int(alpha.min()) < 255:
+        _change(_ALPHA, target, done)
+        pixels = ((pixels.astype(np.uint32) * alpha[..., np.newaxis] + 127) // 255).astype(pixels.dtype)
+    if pixels.shape[2] > target.channels:
+        pixels = _luma(pixels)
+    return target.geometry.apply(pixels.astype(target.dtype, copy=False))
+
+
+def _png_values(png: Png) -> NDArray[Any]:
+    """Decode: (height, width, values) as stored, except that 1, 2 and 4 bits of grey are spread over 0 to 255."""
+    from PIL.PngImagePlugin import PngImageFile
+
+    try:
+        # The class itself: Image.open has a limit of pixels of its own, and would try other kinds.
+        with PngImageFile(io.BytesIO(png.core)) as image:
+            image.load()
+            values = np.asarray(image.convert("L") if image.mode == "1" else image)
+    except Exception as error:  # Pillow lets pass what its parts raise: struct.error, IndexError, SyntaxError, …
+        raise UnreadableError(f"its PNG data is damaged ({error}); restore it") from error
+    return values.reshape(*values.shape[:2], -1)
+
+
+def _png_colours(values: NDArray[Any], png: Png) -> tuple[NDArray[Any], NDArray[np.uint8] | None]:
+    """Split the decoded values into colours (height, width, 1 or 3) and alpha (height, width), if there is any."""
+    if png.colour_type == 3:
+        return _png_palette(values[..., 0], png)
+    if png.colour_type in (4, 6):
+        return values[..., : png.channels], values[..., -1]
+    if not png.transparency:
+        return values, None
+    key = np.frombuffer(png.transparency, ">u2")
+    if len(key) != png.channels or (png.depth == 16 and png.channels == 3):
+        raise UnreadableError("its transparent colour (chunk tRNS) is damaged or has 16 bits per value; save it again without")
+    if png.depth < 8:
+        key = key * (255 // ((1 << png.depth) - 1))
+    return values, np.where((values == key).all(axis=-1), 0, 255).astype(np.uint8)
+
+
+def _png_palette(indices: NDArray[np.uint8], png: Png) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+    table = np.frombuffer(png.palette, np.uint8).reshape(-1, 3)
+    if int(indices.max()) >= len(table):
+        raise UnreadableError(f"it has a pixel of colour {indices.max()}, but {len(table)} colours in its palette; restore it")
+    colours = table[indices][..., : png.channels]
+    if not png.transparency:
+        return colours, None
+    opacity = np.full(256, 255, np.uint8)
+    opacity[: len(png.transparency)] = np.frombuffer(png.transparency, np.uint8)[:256]
+    return colours, opacity[indices]
+
+
+def _luma(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    weights = np.array([19595, 38470, 7471], np.uint32)  # of 65536, as Pillow has it
+    return ((pixels @ weights + 32768) >> 16).astype(np.uint8)[..., np.newaxis]

@@ -1,0 +1,290 @@
+"""How a dataset is packed: read in order and shuffled, by workers and ranks, interrupted, with bad samples, on a full disk."""
+
+import hashlib
+import resource
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from deepex.data.dataset import PackedDataset
+from deepex.data.manifest import load
+from deepex.data.pack import pack, pack_source
+from deepex.data.packing.config import PackConfig
+from deepex.data.packing.moments import Moments
+from deepex.data.packing.site import Site
+from deepex.data.source.base import Bad, Images, Source
+from deepex.errors import DataError
+from tests.mpi import rank_environ, run_ranks
+
+
+@final
+class Numbered(Images):
+    """Sample n is n everywhere; a log has a line for every block that was read."""
+
+    busy = True
+
+    def __init__(self, count: int, *, block: int, bad: frozenset[int] = frozenset(), log: Path | None = None) -> None:
+        self.count, self.block, self.shape, self.dtype = count, block, (2, 3, 1), np.dtype(np.int32)
+        self.labels = np.arange(count) % 5
+        self.description = {"made": "for a test"}
+        self._bad, self._log = bad, log
+
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
+        assert (np.diff(numbers) > 0).all()
+        if self._log is not None:
+            with self._log.open("a") as file:
+                file.writelines(f"{block}\n" for block in sorted({int(n) // self.block for n in numbers}))
+        out[:] = numbers[:, None, None, None]
+        return [Bad(place, self.name(int(n)), "is broken") for place, n in enumerate(numbers) if int(n) in self._bad]
+
+    def name(self, number: int) -> str:
+        return f"number {number}"
+
+
+def put(images: Images, out: Path, *, workers: int = 1, progress: Any = None, **options: Any) -> None:
+    config = PackConfig(dtype="float32", **options)
+    pack_source(Source(train=images), Site(out), config, command="", workers=workers, progress=progress)
+
+
+def contents(out: Path) -> dict[str, list[tuple[int, int]]]:
+    """Value and label of each sample of each part."""
+    dataset = PackedDataset.open(out)
+    found = {}
+    for name in dataset.manifest.parts:
+        images, labels = dataset.part(name).read(0, dataset.part(name).count)
+        assert (images == images[:, :1, :1, :1]).all()
+        found[name] = [(int(image[0, 0, 0]), int(label)) for image, label in zip(images, labels, strict=True)]
+    return found
+
+
+def digests(out: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.data())
+def test_a_source_in_blocks_is_read_once_and_shuffled(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("blocks")
+    count, block = data.draw(st.integers(2, 60)), data.draw(st.integers(1, 25))
+    bad = data.draw(st.frozensets(st.integers(0, count - 1), max_size=count // 4))
+    share = data.draw(st.sampled_from([0.0, 0.3]))
+    log = folder / "log"
+    images = Numbered(count, block=block, bad=bad, log=log)
+    try:
+        put(images, folder / "out", skip_bad=True, validation=share, file_bytes=data.draw(st.integers(24, 400)))
+    except DataError as error:
+        assert "no sample of the part" in str(error)  # noqa: PT017 - a part may have drawn nothing but bad ones
+        return
+    found = contents(folder / "out")
+    both = sorted(value for part in found.values() for value, _ in part)
+    assert both == sorted(set(range(count)) - bad)
+    assert all(label == value % 5 for part in found.values() for value, label in part)
+    source = load(folder / "out").source
+    assert source.get("skipped", {"count": 0})["count"] == len(bad)
+    if bad:
+        lines = (folder / "out" / "skipped.txt").read_text().splitlines()
+        assert sorted(lines) == sorted(f"number {n}: is broken" for n in bad)
+    if block > 1:
+        assert max(Counter(log.read_text().split()).values()) == 1
+    assert not (folder / "out" / ".packing").exists()
+
+
+def test_without_skip_bad_the_first_bad_sample_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"number 7: is broken; .*--skip-bad"):
+        put(Numbered(20, block=4, bad=frozenset({7})), tmp_path / "out")
+    with pytest.raises(DataError, match="did not finish"):
+        load(tmp_path / "out")
+
+
+@pytest.mark.parametrize("block", [1, 6])
+def test_workers_and_ranks_write_the_same_bytes_as_one_process(tmp_path: Path, block: int) -> None:
+    put(Numbered(100, block=block), tmp_path / "one", file_bytes=200)
+    put(Numbered(100, block=block), tmp_path / "two", file_bytes=200, workers=2)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        from pathlib import Path
+        from deepex.comm import connect
+        from deepex.data.pack import pack_source
+        from deepex.data.packing.config import PackConfig
+        from deepex.data.packing.site import Site
+        from deepex.data.source.base import Source
+        from tests.data.test_packing import Numbered
+        comm = connect("mpi")
+        site = Site(Path({str(tmp_path / "ranks")!r}), comm)
+        with site.in_company():
+            source = site.find(lambda: Source(train=Numbered(100, block={block})))
+            pack_source(source, site, PackConfig(dtype="float32", file_bytes=200), command="")
+        """)
+    )
+    done = run_ranks(3, str(script))
+    assert done.returncode == 0, done.stderr
+    assert digests(tmp_path / "one") == digests(tmp_path / "ranks")
+
+
+def test_a_rank_that_finds_a_bad_sample_stops_all_with_one_message(tmp_path: Path) -> None:
+    np.save(tmp_path / "i.npy", np.where(np.arange(40)[:, None, None] == 33, np.nan, 1.0) * np.ones((40, 2, 2)))
+    done = run_ranks(3, "-m", "deepex", "data", "pack", str(tmp_path / "i.npy"), str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert done.stderr.count("sample 33: has the value nan") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("block", [1, 10])
+def test_an_interrupted_packing_goes_on_where_it_stopped(tmp_path: Path, block: int) -> None:
+    put(Numbered(200, block=block), tmp_path / "whole", file_bytes=240)
+    log, out = tmp_path / "log", tmp_path / "out"
+    images = Numbered(200, block=block, log=log)
+
+    def interrupt(what: str, done: int, _: int) -> None:
+        if what == "packing" and done > 120:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        put(images, out, file_bytes=240, progress=interrupt)
+    with pytest.raises(DataError, match="did not finish"):
+        load(out)
+    before, told = log.read_text(), []
+    put(images, out, file_bytes=240, progress=lambda *values: told.append(values))
+    assert told[0][1] >= 110
+    again = log.read_text().removeprefix(before).split()
+    assert len(again) == (0 if block > 1 else 80)  # what was finished was not read again
+    assert digests(out) == digests(tmp_path / "whole")
+
+
+def test_another_plan_starts_anew(tmp_path: Path) -> None:
+    def interrupt(_: str, done: int, __: int) -> None:
+        if done > 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, progress=interrupt)
+    put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, seed=9)
+    put(Numbered(100, block=1), tmp_path / "fresh", file_bytes=240, seed=9)
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+
+
+def test_a_killed_packing_leaves_no_workers_and_can_go_on(tmp_path: Path) -> None:
+    """Killed with SIGKILL while two workers write: they end with their parent, or the pipes that they hold would stay open."""
+    script = tmp_path / "slow.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, signal, sys
+        from pathlib import Path
+        from tests.data.test_packing import Numbered, put
+
+        def kill(what, done, total):
+            if done > 100:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        if __name__ == "__main__":
+            put(Numbered(400, block=1), Path({str(tmp_path / "out")!r}), workers=2, file_bytes=24, progress=kill)
+        """)
+    )
+    done = subprocess.run([sys.executable, script], check=False, capture_output=True, env=rank_environ(), timeout=100)
+    assert done.returncode == -9
+    put(Numbered(400, block=1), tmp_path / "out", file_bytes=24)
+    assert sorted(value for part in contents(tmp_path / "out").values() for value, _ in part) == list(range(400))
+
+
+def test_a_disk_that_fills_is_named_and_the_packing_goes_on_afterwards(tmp_path: Path) -> None:
+    """The limit on the size of a file stands for the full disk: the system answers a write in the same way."""
+    np.save(tmp_path / "i.npy", np.arange(40000, dtype=np.uint16).astype(np.uint8).reshape(100, 20, 20))
+    command = [sys.executable, "-m", "deepex", "data", "pack", str(tmp_path / "i.npy"), str(tmp_path / "out"), "--validation", "0"]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+
+    done = subprocess.run(command, check=False, capture_output=True, text=True, preexec_fn=limit, timeout=100)
+    assert done.returncode == 1
+    assert "cannot write" in done.stderr
+    assert "MB are free there" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert subprocess.run(command, check=False, capture_output=True, timeout=100).returncode == 0
+    assert PackedDataset.open(tmp_path / "out").verify() == []
+
+
+def test_compressed_files_are_read_like_others(tmp_path: Path) -> None:
+    np.save(tmp_path / "i.npy", np.arange(100 * 6).reshape(100, 2, 3) % 7)
+    pack(tmp_path / "i.npy", tmp_path / "plain", file_bytes=100)
+    pack(tmp_path / "i.npy", tmp_path / "small", file_bytes=100, compress=True)
+    plain, small = (PackedDataset.open(tmp_path / name) for name in ("plain", "small"))
+    for part in ("train", "validation"):
+        count = plain.part(part).count
+        assert (plain.part(part).read(0, count)[0] == small.part(part).read(0, count)[0]).all()
+        picked = np.array([count - 1, 0, 3, 3])
+        out = np.empty((4, 2, 3, 1), np.uint8), np.empty(4, np.int64)
+        small.part(part).gather(picked, *out)
+        assert (out[0] == plain.part(part).read(0, count)[0][picked]).all()
+    assert small.verify() == []
+    path = tmp_path / "small" / "train-00000.npy.xz"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"train-00000\.npy\.xz is not a whole compressed array file"):
+        PackedDataset.open(tmp_path / "small").part("train").read(0, 5)
+
+
+def test_real_numbers_become_bytes_only_with_a_scale(tmp_path: Path) -> None:
+    np.save(tmp_path / "i.npy", np.linspace(-1, 1, 40).reshape(10, 2, 2))
+    with pytest.raises(DataError, match="--scale LOW HIGH"):
+        pack(tmp_path / "i.npy", tmp_path / "out", dtype="uint8")
+    manifest = pack(tmp_path / "i.npy", tmp_path / "out", dtype="uint8", scale=(-1, 1), validation=0, given_order=True)
+    images, _ = PackedDataset.open(tmp_path / "out").part("train").read(0, 10)
+    assert (images.reshape(-1) == np.rint(np.linspace(0, 255, 40))).all()
+    assert manifest.scale == (0.0, 255.0)
+    with pytest.raises(DataError, match=r"sample \d+: has the value .*--scale -0.5 1"):
+        pack(tmp_path / "i.npy", tmp_path / "narrow", dtype="uint8", scale=(-0.5, 1))
+
+
+def test_arrays_are_resized_cropped_and_replicated(tmp_path: Path) -> None:
+    images = np.zeros((6, 8, 12), np.uint8)
+    images[:, :, 6:] = 200
+    np.save(tmp_path / "i.npy", images)
+    manifest = pack(tmp_path / "i.npy", tmp_path / "out", resize=4, crop=(4, 2), channels=3, validation=0)
+    assert manifest.shape == (3, 4, 2)
+    packed, _ = PackedDataset.open(tmp_path / "out").part("train").read(0, 6)
+    assert (packed[:, :, 0] < 60).all()
+    assert (packed[:, :, 1] > 140).all()
+    assert (packed[..., :1] == packed).all()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 40))
+def test_the_moments_of_bytes_are_exact(seed: int, channels: int, rows: int) -> None:
+    values = np.random.default_rng(seed).integers(0, 256, (3, rows, 50, channels), np.uint8)
+    values[:, :, :, 0] = np.where(values[:, :, :, 0] > 128, 255, 0)
+    moments, joined = Moments(channels), Moments(channels)
+    moments.add(values)
+    for block in values:
+        other = Moments(channels)
+        other.add(block[None])
+        joined.join(Moments.from_json(other.to_json()))
+    flat = values.reshape(-1, channels).astype(np.float64) / 255
+    for found in (moments.scaled(0, 255), joined.scaled(0, 255)):
+        assert np.allclose(found[0], flat.mean(0), rtol=0, atol=1e-12)
+        deviation = flat.std(0)
+        assert np.allclose(found[1], np.where(deviation > 0, deviation, 1.0), rtol=0, atol=1e-12)
+
+
+def test_a_directory_left_by_a_packing_of_another_kind_is_cleared(tmp_path: Path) -> None:
+    put(Numbered(30, block=1), tmp_path / "out", file_bytes=24)
+    shutil.rmtree(tmp_path / "out" / "none", ignore_errors=True)
+    pack_source(
+        Source(train=Numbered(30, block=1)), Site(tmp_path / "out"), PackConfig(dtype="float32"), command="", overwrite=True
+    )
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.npy")) == [
+        "train-00000-labels.npy",
+        "train-00000.npy",
+        "validation-00000-labels.npy",
+        "validation-00000.npy",
+    ]
