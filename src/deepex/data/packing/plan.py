@@ -8,7 +8,6 @@ plan.digest()                           # of everything that decides the bytes o
 import hashlib
 import json
 import math
-import pickle
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from deepex.data.packing.fingerprint import feed
 from deepex.data.packing.form import Form
 from deepex.data.packing.split import Chosen
 from deepex.data.packing.unpacked import Unpacked
@@ -79,7 +79,8 @@ class Plan:
             digest.update(repr(plain).encode())
             digest.update(picked.order.tobytes())
             digest.update(b"" if images.labels is None else images.labels.tobytes())
-            digest.update(pickle.dumps(images) if images.portable else b"")  # the names of all files, every option of the reader
+            if images.portable:
+                feed(digest, images)  # the names of all files, every option of the reader
         return digest.hexdigest()
 
     def _sample_bytes(self, part: str) -> int:

@@ -2,16 +2,15 @@
 
     site = Site(out, comm)                               # comm None: one rank
     with site.in_company():
-        source = site.find(lambda: open_source(path))            # rank 0 looks, the others get what it found
+        source = site.find(lambda: open_source(path))            # rank 0 looks, then the others
         site.prepare(plan.digest(), inputs, overwrite=False)     # or go on where the same plan was interrupted
         reports = site.run(crew, tasks, "packing", progress)
         manifest = site.finish(make_manifest)
 
-Rank 0 alone lists source directories and prepares the site: a shared file system sees one walk, not one per rank.
+Rank 0 looks first and prepares the site; each file is written by one rank.
 """
 
 import json
-import pickle
 import re
 import shutil
 import sys
@@ -56,14 +55,11 @@ class Site:
             yield
 
     def find(self, look: Callable[[], Source]) -> Source:
-        """Let rank 0 look; what it found goes to the others, or they look too where it cannot travel."""
+        """Let rank 0 look, then the others: a mistake is found once, and only directories are listed by all."""
         found = self._together(lambda: look() if self._rank == 0 else None)
-        if self._comm is None:
-            assert found is not None
-            return found
-        images = [] if found is None else [one for one in (found.train, found.validation) if one is not None]
-        portable = self._comm.gather(all(one.portable for one in images))[0]
-        return self._spread(found) if portable else self._together(look)
+        source = self._together(lambda: found or look())
+        assert source is not None
+        return source
 
     def prepare(self, digest: str, inputs: Sequence[Path], *, overwrite: bool) -> None:
         """Make `out` a directory in which a packing has begun; what an earlier one with the same plan has finished stays."""
@@ -142,19 +138,6 @@ class Site:
             (self.scratch / STOP_NAME).unlink(missing_ok=True)
         except OSError as error:
             raise storage_error(self.out, error) from error
-
-    def _spread(self, found: Source | None) -> Source:
-        """Send what rank 0 found to the others."""
-        import torch
-
-        assert self._comm is not None
-        data = pickle.dumps(found) if self._rank == 0 else b""
-        size = self._comm.gather(len(data))[0]
-        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(size, dtype=torch.uint8)
-        self._comm.broadcast(buffer)
-        source = found or pickle.loads(buffer.numpy().tobytes())  # noqa: S301 - made by rank 0 of this very job
-        assert isinstance(source, Source)
-        return source
 
     def _together(self, work: Callable[[], T]) -> T:
         """A mistake that one rank finds becomes the error of all."""

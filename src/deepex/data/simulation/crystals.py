@@ -4,8 +4,8 @@
 
 Some are hard neighbours: other elements on nearly the same lattice (Al, Ag and Au; Mo and W; Si and ZnS; CaF2 and CeO2; Mg and
 GaN), the same crystal along another axis (Al, Au, Cu, W), the same formula in another structure (rutile and anatase).
-Lattice constants are values at room temperature in Å. B: Barrett and Massalski, Structure of Metals (1980); L: Landolt-Börnstein,
-group III; W: Wyckoff, Crystal Structures (1963); others are named where they stand.
+Lattice constants are values at room temperature in Å. NBS: the powder standards of Swanson et al., Circular 539 of the National
+Bureau of Standards (1953 to 1960), to three places; others are named where they stand.
 """
 
 from dataclasses import dataclass
@@ -143,44 +143,44 @@ def _wurtzite(name: str, elements: tuple[str, str], a: float, c: float, u: float
 
 
 CRYSTALS: tuple[Crystal, ...] = (
-    _element("Al", 225, 4.0496, (0, 0, 1)),  # B
-    _element("Ag", 225, 4.0857, (0, 0, 1)),  # B
-    _element("Au", 225, 4.0782, (0, 0, 1)),  # B
-    _element("Cu", 225, 3.6149, (0, 0, 1)),  # B
-    _element("Al", 225, 4.0496, (0, 1, 1)),
-    _element("Au", 225, 4.0782, (0, 1, 1)),
-    _element("Cu", 225, 3.6149, (1, 1, 1)),
-    _element("Fe", 229, 2.8665, (0, 0, 1)),  # B
-    _element("Mo", 229, 3.1470, (0, 0, 1)),  # B
-    _element("W", 229, 3.1652, (0, 0, 1)),  # B
-    _element("W", 229, 3.1652, (1, 1, 1)),
-    _element("Si", 227, 5.4310, (0, 1, 1)),  # CODATA
-    _element("Ge", 227, 5.6579, (0, 1, 1)),  # L
-    _pair("zincblende", ("Zn", "S"), 5.4093, (0, 1, 1)),  # W
-    _pair("zincblende", ("In", "P"), 5.8687, (0, 1, 1)),  # L
-    _pair("rock salt", ("Mg", "O"), 4.2112, (0, 0, 1)),  # W
-    _pair("rock salt", ("Na", "Cl"), 5.6402, (0, 0, 1)),  # W
-    _pair("caesium chloride", ("Cs", "Cl"), 4.1230, (0, 0, 1)),  # W
-    _pair("fluorite", ("Ca", "F"), 5.4626, (0, 1, 1)),  # W
-    _pair("fluorite", ("Ce", "O"), 5.4110, (0, 1, 1)),  # W
+    _element("Al", 225, 4.049, (0, 0, 1)),  # NBS
+    _element("Ag", 225, 4.086, (0, 0, 1)),  # NBS
+    _element("Au", 225, 4.079, (0, 0, 1)),  # NBS
+    _element("Cu", 225, 3.615, (0, 0, 1)),  # NBS
+    _element("Al", 225, 4.049, (0, 1, 1)),
+    _element("Au", 225, 4.079, (0, 1, 1)),
+    _element("Cu", 225, 3.615, (1, 1, 1)),
+    _element("Fe", 229, 2.866, (0, 0, 1)),  # NBS
+    _element("Mo", 229, 3.147, (0, 0, 1)),  # NBS
+    _element("W", 229, 3.165, (0, 0, 1)),  # NBS
+    _element("W", 229, 3.165, (1, 1, 1)),
+    _element("Si", 227, 5.431, (0, 1, 1)),  # CODATA
+    _element("Ge", 227, 5.658, (0, 1, 1)),  # NBS
+    _pair("zincblende", ("Zn", "S"), 5.409, (0, 1, 1)),  # Skinner 1961
+    _pair("zincblende", ("In", "P"), 5.870, (0, 1, 1)),  # Vurgaftman et al. 2001
+    _pair("rock salt", ("Mg", "O"), 4.213, (0, 0, 1)),  # NBS
+    _pair("rock salt", ("Na", "Cl"), 5.640, (0, 0, 1)),  # NBS
+    _pair("caesium chloride", ("Cs", "Cl"), 4.123, (0, 0, 1)),  # NBS
+    _pair("fluorite", ("Ca", "F"), 5.463, (0, 1, 1)),  # NBS
+    _pair("fluorite", ("Ce", "O"), 5.411, (0, 1, 1)),  # NBS
     Crystal(
-        name="SrTiO3 perovskite [001]",  # L
+        name="SrTiO3 perovskite [001]",  # NBS
         space_group=221,
-        a=3.9050,
+        a=3.905,
         basis=(("Sr", _ORIGIN), ("Ti", _HALF), ("O", (0.5, 0.5, 0.0))),
         zone=(0, 0, 1),
     ),
-    _hexagonal("Mg", 3.2094, 5.2108),  # B
-    _hexagonal("Ti", 2.9508, 4.6855),  # B
-    _rutile("TiO2", "Ti", 4.5937, 2.9587, 0.3053),  # Abrahams and Bernstein 1971
-    _rutile("SnO2", "Sn", 4.7374, 3.1864, 0.3056),  # Bolzan et al. 1997
-    _wurtzite("GaN", ("Ga", "N"), 3.1890, 5.1850, 0.377),  # Schulz and Thiemann 1977
+    _hexagonal("Mg", 3.209, 5.211),  # NBS
+    _hexagonal("Ti", 2.950, 4.686),  # NBS
+    _rutile("TiO2", "Ti", 4.5937, 2.9587, 0.3048),  # Abrahams and Bernstein 1971
+    _rutile("SnO2", "Sn", 4.737, 3.186, 0.306),  # Bolzan et al. 1997
+    _wurtzite("GaN", ("Ga", "N"), 3.189, 5.185, 0.377),  # Vurgaftman and Meyer 2003; u: Schulz and Thiemann 1977
     Crystal(
-        name="TiO2 anatase [001]",  # Howard, Sabine and Dickson 1991
+        name="TiO2 anatase [001]",  # Hummer, Heaney and Post 2007; z: Horn, Schwerdtfeger and Meagher 1972
         space_group=141,
-        a=3.7845,
-        c=9.5143,
-        basis=(("Ti", _ORIGIN), ("O", (0.0, 0.0, 0.2081))),
+        a=3.783,
+        c=9.509,
+        basis=(("Ti", _ORIGIN), ("O", (0.0, 0.0, 0.208))),
         zone=(0, 0, 1),
     ),
 )

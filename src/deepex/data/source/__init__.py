@@ -58,7 +58,7 @@ class SourceConfig:
     array's dimensions. `resize`: the shorter side, or (height, width). `crop`: (height, width) from the middle. `channels`: 1 or 3;
     monochrome is replicated. `dtype`: how samples will be stored, which decides whether 16-bit pictures fit. `convert`: accept
     CMYK, transparent, 16-bit and animated pictures; `max_pixels`: refuse larger ones before they are decoded. `topology`,
-    `select`, `cutoff`, `stride`, `periodic`: of a trajectory. `matrix`: (rows, columns) of matrices that are written as one line each.
+    `select`, `cutoff`, `stride`, `periodic`: of a trajectory. `matrix`: (rows, columns) of matrices that stand on one line each.
     """
 
     images: str | None = None

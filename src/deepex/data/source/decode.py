@@ -14,8 +14,8 @@ is decoded. Pixels come out as they are in the file. What cannot be kept exactly
     colour, for 1 channel       ITU-R 601 luma
 
 Monochrome for 3 channels is replicated, and counted too. The orientation in EXIF is ignored, as by the readers of the other
-frameworks, and so are colour profiles and gamma. A JPEG that a resize makes less than half as large is decoded at a smaller scale,
-never below the size that is asked for; the decoder is exact otherwise (no fast DCT, smooth chroma).
+frameworks, and so are colour profiles and gamma. A JPEG that a resize halves or more is decoded at 1/2, 1/4 or 1/8, never
+below the size that is asked for; the decoder is exact otherwise (no fast DCT, smooth chroma).
 """
 
 import io
@@ -223,14 +223,14 @@ def _decode_jpeg(data: bytes, header: Header, target: Target, done: list[str]) -
 def _jpeg_scale(header: Header, geometry: Geometry) -> int:
     """The smallest scale, in eighths, that leaves at least the pixels that the resize asks for.
 
-    5/8 to 7/8 have no SIMD in libjpeg-turbo: decoding at 3/4 takes longer than decoding in full. Below 64 pixels two scales
-    can round to one size.
+    Only halves have SIMD in libjpeg-turbo: decoding at 3/4 takes longer than decoding in full. Below 64 pixels two scales can
+    round to one size.
     """
     size = (header.height, header.width)
     if geometry.resize is None or min(size) < 64:
         return 8
     least = geometry.resized(*size)
-    return next((n for n in range(1, 5) if all(of * n >= 8 * to for of, to in zip(size, least, strict=True))), 8)
+    return next((n for n in (1, 2, 4) if all(of * n >= 8 * to for of, to in zip(size, least, strict=True))), 8)
 
 
 def _png_header(data: bytes) -> Header:

@@ -87,7 +87,8 @@ class TrajectoryImages(Images):
             for first in range(begin, end, most):
                 last = min(first + most, end)
                 frames = (numbers[first:last] - self._starts[file]) * self._stride
-                found = self._read_piece(file, frames, out[first:last, ..., 0])
+                with _quiet():
+                    found = self._read_piece(file, frames, out[first:last, ..., 0])
                 bad += [Bad(first + place, self.name(int(numbers[first + place])), why) for place, why in sorted(found.items())]
         return bad
 
@@ -126,7 +127,8 @@ class TrajectoryImages(Images):
             at = places[row, atom].tolist()
             bad.setdefault(row, f"atom {self._atoms.indices[atom]} is at {at}; coordinates must be finite: leave the frame out")
             places[row] = 0
-        contacts(places, self._cutoff, out)
+        if any(box is None for box in boxes):
+            contacts(places, self._cutoff, out)
         for row, box in enumerate(boxes):
             if box is not None and row not in bad:
                 _periodic_contacts(places[row], box, self._cutoff, out[row])
@@ -137,9 +139,8 @@ class TrajectoryImages(Images):
         if self._pbc or len(frames) < _SERIES or frames[-1] >= self._files[file].whole:
             return False
         try:
-            with _quiet():
-                bounds = {"start": int(frames[0]), "stop": int(frames[-1]) + 1, "step": self._stride}
-                places[:] = self._reader(file).timeseries(atomgroup=self._atoms, order="fac", **bounds)
+            bounds = {"start": int(frames[0]), "stop": int(frames[-1]) + 1, "step": self._stride}
+            places[:] = self._reader(file).timeseries(atomgroup=self._atoms, order="fac", **bounds)
         except _ERRORS:
             self.close()
             return False
@@ -149,10 +150,9 @@ class TrajectoryImages(Images):
         """Write the coordinates of one frame into `places`; its box if that is asked for."""
         if frame >= self._files[file].whole:
             raise EOFError("the file ends within this frame")
-        with _quiet():
-            step = self._reader(file)[frame]
-            places[:] = step.positions[self._atoms.indices]
-            box: NDArray[Any] | None = step.dimensions if self._pbc else None
+        step = self._reader(file)[frame]
+        places[:] = step.positions[self._atoms.indices]
+        box: NDArray[Any] | None = step.dimensions if self._pbc else None
         if box is not None and (not np.isfinite(box).all() or (box <= 0).any()):
             raise ValueError(f"its periodic box is {box.tolist()}, where lengths and angles must be positive")
         return box

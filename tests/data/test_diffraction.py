@@ -1,0 +1,276 @@
+import json
+import lzma
+import pickle
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from ase.data import atomic_numbers, reference_states
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepex.data.simulation.crystals import CRYSTALS, Orientation, slab
+from deepex.data.simulation.diffraction import CLASSES, NUISANCES, DiffractionPatterns, to_grey
+from deepex.data.simulation.multislice import CENTRE, EXTENT, PIXEL, SLICE, Shot, expected_patterns
+from deepex.errors import DataError
+
+BY_NAME = {crystal.name: crystal for crystal in CRYSTALS}
+SPECIMENS = range(0, 27, 3)
+NUMBERS = np.concatenate([np.arange(10) + 10 * specimen for specimen in SPECIMENS])
+
+
+def read(images, numbers):
+    out = np.full((len(numbers), *images.shape), 77, images.dtype)
+    assert images.read(np.array(numbers, np.int64), out) == []
+    return out
+
+
+def ideal(name, *shots, orientation=None, displacement=0.0, seed=None):
+    box = (EXTENT, EXTENT, SLICE * max(shot.slices for shot in shots))
+    rng = None if seed is None else np.random.default_rng(seed)
+    atoms = slab(BY_NAME[name], box, orientation=orientation or Orientation(), displacement=displacement, rng=rng)
+    return expected_patterns(atoms, shots)
+
+
+def difference(one, other):
+    return np.abs(one - other).sum() / np.abs(one).sum()
+
+
+@pytest.fixture(scope="module")
+def train():
+    return DiffractionPatterns(270, seed=5, part="train", engine="cpu")
+
+
+@pytest.fixture(scope="module")
+def patterns(train):
+    return dict(zip(NUMBERS.tolist(), read(train, NUMBERS), strict=True))
+
+
+def test_what_it_says_of_itself(train):
+    assert (train.count, train.shape, train.dtype, train.busy, train.block) == (270, (120, 85, 1), np.uint8, True, 10)
+    assert train.labels.dtype == np.int64
+    assert np.bincount(train.labels).tolist() == [10] * 27
+    assert len(set(CLASSES)) == 27
+    assert "specimen 26" in train.name(265)
+    assert CLASSES[26] in train.name(265)
+
+
+def test_labels_go_round_the_classes_block_by_block():
+    labels = DiffractionPatterns(1205, seed=0, part="validation", engine="cpu").labels
+    assert labels.tolist() == [n // 10 % 27 for n in range(1205)]
+
+
+def test_the_description_is_json_and_states_every_nuisance(train):
+    description = json.loads(json.dumps(train.description))
+    assert description == train.description
+    assert (description["seed"], description["part"], description["engine"]) == (5, "train", "cpu")
+    assert set(description["nuisances"]) == set(NUISANCES)
+    assert {"thickness", "defocus", "tilt", "rotation", "position", "displacement", "dose", "shift", "blur"} <= set(NUISANCES)
+    assert all(nuisance["low"] < nuisance["high"] and nuisance["unit"] for nuisance in description["nuisances"].values())
+
+
+@pytest.mark.parametrize("name", NUISANCES)
+def test_draws_fill_the_range_that_is_stated(name):
+    nuisance = NUISANCES[name]
+    values = nuisance.draw(np.random.default_rng(1), 2000)
+    assert nuisance.low <= values.min() < nuisance.low + 0.01 * (nuisance.high - nuisance.low)
+    assert nuisance.high - 0.01 * (nuisance.high - nuisance.low) < values.max() <= nuisance.high
+
+
+@settings(max_examples=5, deadline=None)
+@given(numbers=st.sets(st.sampled_from([*range(10), *range(90, 100)]), min_size=1, max_size=6))
+def test_any_part_of_any_block_has_the_bits_of_the_whole(patterns, numbers):
+    other = pickle.loads(
+        pickle.dumps(DiffractionPatterns(100, seed=5, part="train", engine="cpu"))
+    )  # a worker's copy; another count
+    chosen = sorted(numbers)
+    np.testing.assert_array_equal(read(other, chosen), [patterns[number] for number in chosen])
+
+
+def test_parts_seeds_specimens_and_shots_all_differ(patterns):
+    validation = read(DiffractionPatterns(10, seed=5, part="validation", engine="cpu"), range(2))
+    other_seed = read(DiffractionPatterns(10, seed=6, part="train", engine="cpu"), range(2))
+    same_class = read(DiffractionPatterns(300, seed=5, part="train", engine="cpu"), range(270, 272))
+    every = [*patterns.values(), *validation, *other_seed, *same_class]
+    assert len({pattern.tobytes() for pattern in every}) == len(every)
+
+
+def test_patterns_are_dark_with_bright_discs_and_compress_well(patterns):
+    images = np.stack([patterns[number] for number in NUMBERS])
+    assert 2 < images.mean() < 40
+    assert all(60 <= np.percentile(image, 99) or image.max() > 40 for image in images)
+    assert images.max() < 255  # nothing saturates
+    assert len(lzma.compress(images.tobytes())) < 0.45 * images.nbytes
+
+
+def test_grey_levels_are_a_fixed_square_root_of_counts():
+    assert to_grey(np.array([0, 1, 4, 100, 10**6])).tolist() == [0, 4, 8, 40, 255]
+
+
+@pytest.mark.parametrize("name", ["Al fcc [001]", "Au fcc [001]", "CaF2 fluorite [011]"])
+def test_electrons_are_conserved_but_for_those_that_miss_the_detector(name):
+    thin, thick = ideal(name, Shot(slices=1), Shot(slices=25)).sum(axis=(1, 2))
+    assert 0.9 < thin <= 1.0
+    assert 0.5 < thick < thin
+
+
+# The first reflection in the plane of each, by h² + k² of the square lattice; all are longer than two semiangles, so discs stand apart.
+@pytest.mark.parametrize(
+    ("name", "reflection", "edge"),
+    [
+        ("Al fcc [001]", (2, 0), 4.049),
+        ("Cu fcc [001]", (2, 0), 3.615),
+        ("MgO rock salt [001]", (2, 0), 4.213),
+        ("Fe bcc [001]", (1, 1), 2.866),
+    ],
+)
+@pytest.mark.parametrize("degrees", [0.0, 30.0])
+def test_discs_lie_on_the_reciprocal_lattice(name, reflection, edge, degrees):
+    turn = np.deg2rad(degrees)
+    pattern = ideal(name, Shot(slices=8), orientation=Orientation(rotation=turn))[0]
+    cos, sin = np.cos(turn), np.sin(turn)
+    g = np.array([[cos, -sin], [sin, cos]]) @ reflection / edge / PIXEL  # pixels
+    for centre in (np.array(CENTRE), CENTRE + g, CENTRE - g):
+        found = disc_centre(pattern, centre)
+        assert np.hypot(*(found - centre)) < 1.0, (centre, found)
+
+
+def disc_centre(pattern, near):
+    rows, columns = np.mgrid[:120, :85]
+    window = np.hypot(rows - near[0], columns - near[1]) < 15
+    bright = window & (pattern > 0.4 * np.percentile(pattern[window], 90))
+    return np.array([rows[bright].mean(), columns[bright].mean()])
+
+
+@pytest.mark.parametrize("name", ["Al fcc [001]", "NaCl rock salt [001]", "SrTiO3 perovskite [001]"])
+def test_a_fourfold_crystal_gives_a_fourfold_pattern(name):
+    square = ideal(name, Shot(slices=10))[0][CENTRE[0] - 40 : CENTRE[0] + 41, CENTRE[1] - 40 : CENTRE[1] + 41]
+    for turned in (np.rot90(square), np.rot90(square, 2), square[::-1]):
+        assert difference(square, turned) < 0.02
+
+
+def test_a_tilted_crystal_loses_its_symmetry():
+    square = ideal("Al fcc [001]", Shot(slices=10), orientation=Orientation(tilt=(0.008, 0.0)))[0][20:101, 2:83]
+    assert difference(square, np.rot90(square, 2)) > 0.05
+
+
+def test_where_discs_stand_apart_defocus_is_but_a_phase_and_where_they_overlap_it_is_not():
+    shots = (Shot(slices=6), Shot(slices=6, defocus=150.0))
+    apart, overlapping = ideal("Cu fcc [001]", *shots), ideal("NaCl rock salt [001]", *shots)
+    assert difference(*apart) < 0.05
+    assert difference(*overlapping) > 3 * difference(*apart)
+
+
+@pytest.mark.parametrize("change", [{"slices": 14}, {"defocus": 150.0}, {"position": (1.5, 0.7)}, {"shift": (2.5, -1.0)}])
+def test_every_condition_of_a_shot_changes_its_pattern(change):
+    base, other = ideal("NaCl rock salt [001]", Shot(slices=8), Shot(**{"slices": 8, **change}))
+    assert difference(base, other) > 0.03
+
+
+@pytest.mark.parametrize(
+    "change", [{"orientation": Orientation(rotation=0.2)}, {"orientation": Orientation(tilt=(0.0, 0.01))}, {"displacement": 0.1}]
+)
+def test_every_condition_of_a_specimen_changes_its_patterns(change):
+    base, other = (ideal("NaCl rock salt [001]", Shot(slices=8), seed=3, **options) for options in ({}, change))
+    assert difference(base, other) > 0.03
+
+
+def test_a_shift_moves_the_pattern_by_pixels():
+    base, moved = ideal("NaCl rock salt [001]", Shot(slices=8), Shot(slices=8, shift=(3.0, -2.0)))
+    np.testing.assert_allclose(moved[3:, :-2], base[:-3, 2:], atol=1e-3 * base.max())
+
+
+def test_one_of_many_shots_is_as_when_taken_alone():
+    shots = [Shot(slices=9), Shot(slices=4, position=(1.0, -2.0)), Shot(slices=9, defocus=-80.0)]
+    atoms = slab(BY_NAME["Al fcc [001]"], (EXTENT, EXTENT, 9 * SLICE))
+    together = expected_patterns(atoms, shots)
+    for shot, pattern in zip(shots, together, strict=True):
+        np.testing.assert_allclose(expected_patterns(atoms, [shot])[0], pattern, atol=1e-5 * pattern.max())
+
+
+@pytest.mark.parametrize("crystal", [c for c in CRYSTALS if len(c.basis) == 1], ids=lambda crystal: crystal.name)
+def test_elements_have_the_lattice_that_ase_knows(crystal):
+    known = reference_states[atomic_numbers[crystal.basis[0][0]]]
+    assert known["symmetry"] in crystal.name
+    assert crystal.a == pytest.approx(known["a"], rel=3e-3)
+    if crystal.c:
+        assert crystal.c / crystal.a == pytest.approx(known["c/a"], rel=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "formula", "nearest"),
+    [
+        ("ZnS zincblende [011]", "ZnS", 5.409 * 3**0.5 / 4),
+        ("MgO rock salt [001]", "MgO", 4.213 / 2),
+        ("CsCl caesium chloride [001]", "CsCl", 4.123 * 3**0.5 / 2),
+        ("CaF2 fluorite [011]", "CaF2", 5.463 * 3**0.5 / 4),
+        ("SrTiO3 perovskite [001]", "SrTiO3", 3.905 / 2),
+        ("TiO2 rutile [001]", "TiO2", 1.9485),  # measured: Abrahams and Bernstein 1971
+        ("TiO2 anatase [001]", "TiO2", 1.934),  # Horn, Schwerdtfeger and Meagher 1972
+        ("GaN wurtzite [0001]", "GaN", 1.95),
+    ],
+)
+def test_compounds_have_their_formula_and_bond_length(name, formula, nearest):
+    cell = BY_NAME[name].unit_cell
+    assert cell.symbols.formula.reduce()[0] == type(cell.symbols.formula)(formula).reduce()[0]
+    distances = cell.repeat(2).get_all_distances(mic=True)
+    assert distances[distances > 1e-6].min() == pytest.approx(nearest, abs=0.004)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    crystal=st.sampled_from(CRYSTALS),
+    rotation=st.floats(-4, 4),
+    tilt=st.tuples(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1)),
+    box=st.tuples(st.floats(15, 30), st.floats(15, 30), st.floats(15, 60)),
+)
+def test_a_slab_is_the_crystal_whatever_its_orientation(crystal, rotation, tilt, box):
+    atoms = slab(crystal, box, orientation=Orientation(rotation=rotation, tilt=tilt))
+    assert ((atoms.positions >= 0) & (atoms.positions < box)).all()
+    cell = crystal.unit_cell
+    expected = len(cell) / cell.get_volume() * np.prod(box)
+    assert len(atoms) == pytest.approx(expected, rel=0.2)
+    # No gap: every part of the box is as full as it should be to within what its surface may gain or lose.
+    halves = [(atoms.positions[:, axis] < box[axis] / 2).mean() for axis in range(3)]
+    assert all(0.35 < half < 0.65 for half in halves)
+
+
+@pytest.mark.parametrize("crystal", CRYSTALS, ids=lambda crystal: crystal.name)
+def test_the_zone_axis_is_along_the_beam(crystal):
+    period = np.linalg.norm(np.array(crystal.zone) @ crystal.unit_cell.cell.array)
+    atoms = slab(crystal, (6.0, 6.0, 60.0))
+    column = atoms.positions[np.hypot(*(atoms.positions[:, :2] - atoms.positions[0, :2]).T) < 1e-6, 2]
+    column = np.sort(
+        column[np.isclose((column - atoms.positions[0, 2]) / period % 1.0 % 1.0, 0.0, atol=1e-6) | (column == column[0])]
+    )
+    assert len(column) > 1
+    assert all(np.isclose(high - low, period) for low, high in pairwise(column))
+
+
+def test_without_abtem_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "abtem", None)
+    with pytest.raises(DataError, match=r"pip install 'deepex\[science\]'"):
+        DiffractionPatterns(10, seed=0, part="train")
+
+
+def test_without_cupy_auto_is_the_cpu_and_gpu_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert DiffractionPatterns(10, seed=0, part="train").description["engine"] == "cpu"
+    with pytest.raises(DataError, match="use engine 'cpu'"):
+        DiffractionPatterns(10, seed=0, part="train", engine="gpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 0}, "0 diffraction patterns"),
+        ({"seed": -1}, "seed is -1"),
+        ({"part": "test"}, "'test'"),
+        ({"engine": "tpu"}, "'tpu'"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    chosen = {"count": 10, "seed": 0, "part": "train", "engine": "cpu", **options}
+    with pytest.raises(DataError, match=message):
+        DiffractionPatterns(chosen.pop("count"), **chosen)
