@@ -2,11 +2,11 @@ import json
 import lzma
 import pickle
 import sys
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from ase.data import atomic_numbers, reference_states
+from ase.neighborlist import neighbor_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from deepex.data.simulation.multislice import CENTRE, EXTENT, PIXEL, SLICE, Shot
 from deepex.errors import DataError
 
 BY_NAME = {crystal.name: crystal for crystal in CRYSTALS}
-SPECIMENS = range(0, 27, 3)
+SPECIMENS = range(0, 27, 5)
 NUMBERS = np.concatenate([np.arange(10) + 10 * specimen for specimen in SPECIMENS])
 
 
@@ -79,7 +79,7 @@ def test_draws_fill_the_range_that_is_stated(name):
 
 
 @settings(max_examples=5, deadline=None)
-@given(numbers=st.sets(st.sampled_from([*range(10), *range(90, 100)]), min_size=1, max_size=6))
+@given(numbers=st.sets(st.sampled_from([*range(10), *range(50, 60)]), min_size=1, max_size=6))
 def test_any_part_of_any_block_has_the_bits_of_the_whole(patterns, numbers):
     other = pickle.loads(
         pickle.dumps(DiffractionPatterns(100, seed=5, part="train", engine="cpu"))
@@ -99,7 +99,7 @@ def test_parts_seeds_specimens_and_shots_all_differ(patterns):
 def test_patterns_are_dark_with_bright_discs_and_compress_well(patterns):
     images = np.stack([patterns[number] for number in NUMBERS])
     assert 2 < images.mean() < 40
-    assert all(60 <= np.percentile(image, 99) or image.max() > 40 for image in images)
+    assert all(image.max() > 40 for image in images)
     assert images.max() < 255  # nothing saturates
     assert len(lzma.compress(images.tobytes())) < 0.45 * images.nbytes
 
@@ -115,7 +115,7 @@ def test_electrons_are_conserved_but_for_those_that_miss_the_detector(name):
     assert 0.5 < thick < thin
 
 
-# The first reflection in the plane of each, by h² + k² of the square lattice; all are longer than two semiangles, so discs stand apart.
+# The shortest reflections of each zone; all are longer than two semiangles, so that discs stand apart.
 @pytest.mark.parametrize(
     ("name", "reflection", "edge"),
     [
@@ -155,25 +155,24 @@ def test_a_tilted_crystal_loses_its_symmetry():
     assert difference(square, np.rot90(square, 2)) > 0.05
 
 
-def test_where_discs_stand_apart_defocus_is_but_a_phase_and_where_they_overlap_it_is_not():
-    shots = (Shot(slices=6), Shot(slices=6, defocus=150.0))
-    apart, overlapping = ideal("Cu fcc [001]", *shots), ideal("NaCl rock salt [001]", *shots)
-    assert difference(*apart) < 0.05
-    assert difference(*overlapping) > 3 * difference(*apart)
+def test_the_probe_position_shows_only_where_discs_overlap():
+    shots = (Shot(slices=8), Shot(slices=8, position=(0.9, 0.5)))
+    assert difference(*ideal("Al fcc [001]", *shots)) < 0.05
+    assert difference(*ideal("CsCl caesium chloride [001]", *shots)) > 0.25
 
 
-@pytest.mark.parametrize("change", [{"slices": 14}, {"defocus": 150.0}, {"position": (1.5, 0.7)}, {"shift": (2.5, -1.0)}])
+@pytest.mark.parametrize("change", [{"slices": 21}, {"defocus": 150.0}, {"position": (1.5, 0.7)}, {"shift": (2.5, -1.0)}])
 def test_every_condition_of_a_shot_changes_its_pattern(change):
-    base, other = ideal("NaCl rock salt [001]", Shot(slices=8), Shot(**{"slices": 8, **change}))
-    assert difference(base, other) > 0.03
+    base, other = ideal("SrTiO3 perovskite [001]", Shot(slices=15), Shot(**{"slices": 15, **change}))
+    assert difference(base, other) > 0.04
 
 
 @pytest.mark.parametrize(
     "change", [{"orientation": Orientation(rotation=0.2)}, {"orientation": Orientation(tilt=(0.0, 0.01))}, {"displacement": 0.1}]
 )
 def test_every_condition_of_a_specimen_changes_its_patterns(change):
-    base, other = (ideal("NaCl rock salt [001]", Shot(slices=8), seed=3, **options) for options in ({}, change))
-    assert difference(base, other) > 0.03
+    base, other = (ideal("SrTiO3 perovskite [001]", Shot(slices=15), seed=3, **options) for options in ({}, change))
+    assert difference(base, other) > 0.08
 
 
 def test_a_shift_moves_the_pattern_by_pixels():
@@ -223,17 +222,21 @@ def test_compounds_have_their_formula_and_bond_length(name, formula, nearest):
     crystal=st.sampled_from(CRYSTALS),
     rotation=st.floats(-4, 4),
     tilt=st.tuples(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1)),
-    box=st.tuples(st.floats(15, 30), st.floats(15, 30), st.floats(15, 60)),
+    box=st.tuples(st.floats(13, 18), st.floats(13, 18), st.floats(13, 30)),
 )
 def test_a_slab_is_the_crystal_whatever_its_orientation(crystal, rotation, tilt, box):
+    reach = 4.03
     atoms = slab(crystal, box, orientation=Orientation(rotation=rotation, tilt=tilt))
     assert ((atoms.positions >= 0) & (atoms.positions < box)).all()
-    cell = crystal.unit_cell
-    expected = len(cell) / cell.get_volume() * np.prod(box)
-    assert len(atoms) == pytest.approx(expected, rel=0.2)
-    # No gap: every part of the box is as full as it should be to within what its surface may gain or lose.
-    halves = [(atoms.positions[:, axis] < box[axis] / 2).mean() for axis in range(3)]
-    assert all(0.35 < half < 0.65 for half in halves)
+    deep = ((atoms.positions > reach) & (atoms.positions < np.array(box) - reach)).all(axis=1)
+    atoms.pbc = False
+    assert neighbours(atoms, reach, deep) == neighbours(crystal.unit_cell, reach, slice(None))
+
+
+def neighbours(atoms, reach, chosen):
+    """What each kind of atom has around it, within reach: pairs of its number and how many."""
+    counts = np.bincount(neighbor_list("i", atoms, reach), minlength=len(atoms))
+    return set(zip(atoms.numbers[chosen].tolist(), counts[chosen].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("crystal", CRYSTALS, ids=lambda crystal: crystal.name)
@@ -241,11 +244,10 @@ def test_the_zone_axis_is_along_the_beam(crystal):
     period = np.linalg.norm(np.array(crystal.zone) @ crystal.unit_cell.cell.array)
     atoms = slab(crystal, (6.0, 6.0, 60.0))
     column = atoms.positions[np.hypot(*(atoms.positions[:, :2] - atoms.positions[0, :2]).T) < 1e-6, 2]
-    column = np.sort(
-        column[np.isclose((column - atoms.positions[0, 2]) / period % 1.0 % 1.0, 0.0, atol=1e-6) | (column == column[0])]
-    )
-    assert len(column) > 1
-    assert all(np.isclose(high - low, period) for low, high in pairwise(column))
+    periods = (column - column.min()) / period
+    whole = np.sort(periods[np.abs(periods - np.rint(periods)) < 1e-6])
+    assert len(whole) > 2
+    np.testing.assert_allclose(np.diff(whole), 1.0, atol=1e-6)
 
 
 def test_without_abtem_the_remedy_is_named(monkeypatch):

@@ -399,7 +399,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     st.booleans(),
     st.sampled_from([Geometry(), Geometry(resize=9), Geometry(resize=(8, 8), crop=(5, 8))]),
 )
-@settings(max_examples=40000, deadline=None)
+@settings(max_examples=1500, deadline=None)
 def test_a_damaged_file_gives_a_reason_or_a_whole_array(
     data: bytes, channels: int, dtype: np.dtype[Any], convert: bool, geometry: Geometry
 ) -> None:

@@ -25,6 +25,7 @@ from deepex.data.source.base import Images
 
 _MOST_FILE_BYTES: Final = 64 << 20
 _LEAST_FILE_BYTES: Final = 16 << 20
+_UNPACKED_BYTES: Final = 4 << 20  # small, because a simulation of it may take minutes, which a kill would lose
 
 
 @final
@@ -72,7 +73,7 @@ class Plan:
 
     def digest(self) -> str:
         """A SHA-256 of all that decides the files: an unfinished packing goes on only if nothing of it changed."""
-        digest = hashlib.sha256(json.dumps([asdict(self._form), self._file_bytes]).encode())
+        digest = hashlib.sha256(json.dumps([asdict(self._form), self._file_bytes, _UNPACKED_BYTES]).encode())
         for part, picked in self._chosen.items():
             images = picked.images
             plain = [part, images.shape, str(images.dtype), images.count, json.dumps(images.description, default=str)]
@@ -100,7 +101,7 @@ class Plan:
         if self._owner(part) != part:
             return []
         numbers, block = self._needed(part), self.images[part].block
-        per_file = max(1, _LEAST_FILE_BYTES // (self._sample_bytes(part) * block)) * block
+        per_file = max(1, _UNPACKED_BYTES // (self._sample_bytes(part) * block)) * block
         cuts = np.flatnonzero(np.diff(numbers // per_file)) + 1
         return [
             FileTask(key=part, stem=f"unpacked-{part}-{number:05d}", directory=self._scratch, order=order, in_place=True)

@@ -5,9 +5,12 @@
 (100000, (28, 28, 1))
 
 Any format that MDAnalysis reads will do. The atoms are chosen once, in the first frame; an atom is in contact with itself.
+XTC and TRR files are looked through here before MDAnalysis reads them: its decoder trusts every number in them, and a damaged one
+ends the process.
 """
 
 import math
+import mmap
 import os
 import struct
 import warnings
@@ -24,6 +27,8 @@ from deepex.data.source.base import Bad, Images, Source
 from deepex.errors import DataError
 
 _BLOCK: Final = 1000
+_MOST_WALKED: Final = 1000  # atoms up to which the looking through of XTC frames costs less than their decoding
+_XTC_SMALL: Final = range(9, 73)  # numbers of bits that the format has for small distances
 _SERIES: Final = 4  # frames in a row that are worth a call of their own
 _PIECE_BYTES: Final = 2 << 20  # of squared distances, so that they stay in the cache of a core
 # What the readers of MDAnalysis were seen to raise for damaged files, and for formats whose library is not installed.
@@ -46,11 +51,11 @@ _ERRORS: Final = (
 
 
 class Frames(NamedTuple):
-    """A trajectory file: its whole frames, whether it ends within one more, and where they begin (XTC, TRR)."""
+    """A trajectory file: its whole frames, what is wrong with one more that follows, and where they begin (XTC, TRR)."""
 
     path: Path
     whole: int
-    is_cut: bool
+    rest: str | None
     offsets: NDArray[np.int64] | None
 
 
@@ -74,7 +79,7 @@ class TrajectoryImages(Images):
     ) -> None:
         self._files, self._atoms, self._total = tuple(files), _Chosen(atoms), total
         self._cutoff, self._stride, self._pbc = cutoff, stride, pbc
-        self._starts = np.cumsum([0, *(-(-(file.whole + file.is_cut) // stride) for file in files)])
+        self._starts = np.cumsum([0, *(-(-(file.whole + (file.rest is not None)) // stride) for file in files)])
         self.count, self.shape, self.dtype = int(self._starts[-1]), (len(atoms), len(atoms), 1), np.dtype(np.uint8)
         self.block = min(_BLOCK, self.count)
         self.description = {"format": "trajectory", "files": [file.path.name for file in files], "cutoff": cutoff, "stride": stride}
@@ -112,8 +117,9 @@ class TrajectoryImages(Images):
         """Read ascending frames of one file; the reasons for those that cannot be."""
         places = np.zeros((len(frames), len(self._atoms), 3), np.float32)
         boxes: list[NDArray[Any] | None] = [None] * len(frames)
-        bad: dict[int, str] = {}
-        for run in np.split(np.arange(len(frames)), np.flatnonzero(np.diff(frames) != self._stride) + 1):
+        bad = self._damaged(file, frames)
+        rows = np.setdiff1d(np.arange(len(frames)), list(bad))
+        for run in np.split(rows, np.flatnonzero(np.diff(frames[rows]) != self._stride) + 1) if len(rows) else ():
             if self._read_series(file, frames[run], places[run[0] : run[-1] + 1]):
                 continue
             for row in run.tolist():
@@ -134,9 +140,19 @@ class TrajectoryImages(Images):
                 _periodic_contacts(places[row], box, self._cutoff, out[row])
         return bad
 
+    def _damaged(self, file: int, frames: NDArray[np.int64]) -> dict[int, str]:
+        """The rows of `frames` that must not be read, and why."""
+        path, whole, rest, offsets = self._files[file]
+        bad = {len(frames) - 1: f"{rest}; leave it out, or restore the file"} if frames[-1] >= whole else {}
+        if offsets is not None and path.suffix.lower() == ".xtc" and 9 < self._total <= _MOST_WALKED:
+            _check_file(path, "trajectory")
+            wrong = _xtc_overflows(path, offsets[frames[frames < whole]], self._total)
+            bad |= dict.fromkeys(wrong, "its compressed coordinates are damaged; leave the frame out, or restore the file")
+        return bad
+
     def _read_series(self, file: int, frames: NDArray[np.int64], places: NDArray[Any]) -> bool:
         """Read evenly spaced frames in one go, several times as fast; False if that is not possible."""
-        if self._pbc or len(frames) < _SERIES or frames[-1] >= self._files[file].whole:
+        if self._pbc or len(frames) < _SERIES:
             return False
         try:
             bounds = {"start": int(frames[0]), "stop": int(frames[-1]) + 1, "step": self._stride}
@@ -148,8 +164,6 @@ class TrajectoryImages(Images):
 
     def _read_frame(self, file: int, frame: int, places: NDArray[Any]) -> NDArray[Any] | None:
         """Write the coordinates of one frame into `places`; its box if that is asked for."""
-        if frame >= self._files[file].whole:
-            raise EOFError("the file ends within this frame")
         step = self._reader(file)[frame]
         places[:] = step.positions[self._atoms.indices]
         box: NDArray[Any] | None = step.dimensions if self._pbc else None
@@ -201,7 +215,7 @@ def open_trajectory(
     universe = _universe(topology)
     total = len(universe.atoms)
     files = [_frames(path, topology, total) for path in trajectories]
-    atoms = _select(universe, topology, select, trajectories[0])
+    atoms = _select(universe, topology, select, files[0])
     train = TrajectoryImages(files, atoms, total, cutoff=cutoff, stride=stride, pbc=pbc)
     train.description |= {"topology": topology.name, "select": select, "periodic": pbc, "atoms": len(atoms)}
     return Source(train=train)
@@ -227,10 +241,11 @@ def _universe(topology: Path) -> Any:
         ) from error
 
 
-def _select(universe: Any, topology: Path, select: str, trajectory: Path) -> NDArray[np.int64]:
+def _select(universe: Any, topology: Path, select: str, trajectory: Frames) -> NDArray[np.int64]:
     try:
         with _quiet():
-            universe.trajectory = _opened(trajectory, len(universe.atoms), None)  # "around 5 protein" asks for coordinates
+            # "around 5 protein" asks for coordinates
+            universe.trajectory = _opened(trajectory.path, len(universe.atoms), trajectory.offsets)
             atoms = universe.select_atoms(select).ix.astype(np.int64)
             universe.trajectory.close()
     except _ERRORS as error:
@@ -248,34 +263,127 @@ def _select(universe: Any, topology: Path, select: str, trajectory: Path) -> NDA
 def _frames(path: Path, topology: Path, total: int) -> Frames:
     _check_file(path, "trajectory")
     try:
+        if path.suffix.lower() in _FRAME_ENDS:
+            return _scanned(path, topology, total)
         with _quiet():
             reader = _opened(path, total, None)
-            atoms, whole = int(reader.n_atoms), int(reader.n_frames)
-            offsets = getattr(getattr(reader, "_xdr", None), "offsets", None)
-            is_cut = _is_cut(reader, path)
+            atoms, whole, rest = int(reader.n_atoms), int(reader.n_frames), _rest_of_dcd(reader, path)
             reader.close()
     except _ERRORS as error:
         raise DataError(f"{path} cannot be read as a trajectory: {_short(error)}; restore it, or give another kind") from error
     if atoms != total:
-        raise DataError(f"{path} has {atoms} atoms, {topology} has {total}; give the topology that the trajectory was made with")
+        raise _mismatch(path, atoms, topology, total)
     if whole < 1:
         raise DataError(f"{path} has no whole frame; leave it out")
-    return Frames(path, whole, is_cut, offsets)
+    return Frames(path, whole, rest, None)
 
 
-def _is_cut(reader: Any, path: Path) -> bool:
-    """Whether bytes are left behind the last whole frame, which the readers of DCD, XTC and TRR pass over silently."""
-    size = path.stat().st_size
-    if reader.format == "DCD" and hasattr(reader._file, "_framesize"):
-        return bool((size - reader._file._header_size - reader._file._firstframesize) % reader._file._framesize)
-    if hasattr(reader, "_xdr"):
-        try:
-            reader._xdr.seek(reader.n_frames - 1)
-            reader._xdr.read()
-        except OSError:  # within the last frame, which is counted: told when it is read
-            return False
-        return bool(reader._xdr._bytes_tell() != size)
-    return False
+def _mismatch(path: Path, atoms: int, topology: Path, total: int) -> DataError:
+    return DataError(f"{path} has {atoms} atoms, {topology} has {total}; give the topology that the trajectory was made with")
+
+
+def _rest_of_dcd(reader: Any, path: Path) -> str | None:
+    """What the reader passes over silently: bytes behind the last whole frame."""
+    if reader.format != "DCD" or not hasattr(reader._file, "_framesize"):
+        return None
+    later = path.stat().st_size - reader._file._header_size - reader._file._firstframesize
+    return "the file ends within this frame" if later % reader._file._framesize else None
+
+
+def _scanned(path: Path, topology: Path, total: int) -> Frames:
+    """Find the frames of an XTC or TRR file, up to the first that makes no sense."""
+    end_of = _FRAME_ENDS[path.suffix.lower()]
+    offsets, at, rest = [], 0, None
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        while at < len(content) and rest is None:
+            try:
+                atoms, end = end_of(content, at)
+            except (ValueError, struct.error) as error:
+                rest = f"the file makes no sense from offset {at} on ({error})"
+                break
+            if atoms != total:
+                if not offsets:
+                    raise _mismatch(path, atoms, topology, total)
+                rest = f"it has {atoms} atoms, those before {total}"
+            elif end > len(content):
+                rest = "the file ends within this frame"
+            else:
+                offsets.append(at)
+                at = end
+    first = np.array(offsets[:2], np.int64)  # MDAnalysis reads these when it opens the file
+    if not offsets or (path.suffix.lower() == ".xtc" and total > 9 and _xtc_overflows(path, first, total)):
+        raise DataError(f"{path} cannot be read as a trajectory: {rest or 'its first frames are damaged'}; restore it")
+    return Frames(path, len(offsets), rest, np.array(offsets, np.int64))
+
+
+def _trr_end(content: mmap.mmap, at: int) -> tuple[int, int]:
+    """The atoms of the frame at this offset, and where it ends."""
+    magic, _, length, name, *sizes, atoms, _, _ = struct.unpack_from(">3i12s13i", content, at)
+    if (magic, length, name) != (1993, 12, b"GMX_trn_file") or atoms < 1:
+        raise ValueError("no TRR header")
+    _, _, box, virial, pressure, _, _, *vectors = sizes
+    width = (box // 9 if box else max(vectors) // (3 * atoms)) if min(sizes) >= 0 else 0
+    whole = {0, 9 * width}, {0, 3 * atoms * width}
+    fits = {box, virial, pressure} <= whole[0] and set(vectors) <= whole[1] and not any((*sizes[:2], *sizes[5:7]))
+    if width not in (4, 8) or not fits:
+        raise ValueError(f"sizes {sizes}")
+    return atoms, at + 76 + 2 * width + sum(sizes)
+
+
+def _xtc_end(content: mmap.mmap, at: int) -> tuple[int, int]:
+    """The atoms of the frame at this offset, and where it ends."""
+    magic, atoms = struct.unpack_from(">2i", content, at)
+    (again,) = struct.unpack_from(">i", content, at + 52)
+    if magic != 1995 or atoms != again or atoms < 1:
+        raise ValueError("no XTC header")
+    if atoms <= 9:  # not compressed
+        return atoms, at + 56 + 12 * atoms
+    precision, *bounds, small, size = struct.unpack_from(">f8i", content, at + 56)
+    if not (0 < precision < math.inf and all(low <= high for low, high in zip(bounds[:3], bounds[3:], strict=True))):
+        raise ValueError(f"precision {precision}, bounds {bounds}")
+    if small not in _XTC_SMALL or not 0 < size <= int(3.6 * atoms) * 4 - 12:
+        raise ValueError(f"{size} bytes in steps of {small}")
+    return atoms, at + 92 + (size + 3) // 4 * 4
+
+
+_FRAME_ENDS: Final = {".xtc": _xtc_end, ".trr": _trr_end}
+
+
+def _xtc_overflows(path: Path, offsets: NDArray[np.int64], atoms: int) -> list[int]:
+    """Which of these frames would unpack to more atoms than there are, or need more bytes than they have.
+
+    A frame is groups of one atom in `wide` bits, a flag, where that is set 5 bits that change the number of atoms that follow it and
+    their number of bits `small`, and these. All frames are gone through at once, group by group; the coordinates do not matter.
+    """
+    heads, contents = [], []
+    with path.open("rb") as file:
+        for at in offsets.tolist():
+            file.seek(at + 60)
+            *bounds, small, size = struct.unpack(">8i", file.read(32))
+            spans = [high - low + 1 for low, high in zip(bounds[:3], bounds[3:], strict=True)]
+            wide = math.prod(spans).bit_length() if max(spans) <= 0xFFFFFF else sum(min(span.bit_length(), 32) for span in spans)
+            heads.append((wide, small, size))
+            contents.append(file.read(size))
+    wide, small, size = np.array(heads, np.int64).reshape(-1, 3).T.copy()
+    stream = np.zeros((len(heads), int(size.max(initial=0)) + 2), np.uint8)
+    for row, content in zip(stream, contents, strict=True):
+        row[: len(content)] = np.frombuffer(content, np.uint8)
+    bit, done, follow = np.zeros((3, len(heads)), np.int64)
+    sound, rows = np.ones(len(heads), np.bool_), np.arange(len(heads))
+    while len(rows):
+        bit[rows] += wide[rows]
+        byte = np.minimum(bit[rows] >> 3, size[rows])
+        six = ((stream[rows, byte].astype(np.int64) << 8 | stream[rows, byte + 1]) >> (10 - (bit[rows] & 7))) & 63
+        flagged = six >= 32
+        follow[rows] = np.where(flagged, (six - 32) // 3, follow[rows])
+        bit[rows] += np.where(flagged, 6, 1) + follow[rows] * small[rows]
+        small[rows] += np.where(flagged, (six - 32) % 3 - 1, 0)
+        done[rows] += 1 + follow[rows]
+        more = done[rows] < atoms
+        within = (bit[rows] <= 8 * size[rows]) & (done[rows] <= atoms) & (~more | np.isin(small[rows], _XTC_SMALL))
+        sound[rows] = within
+        rows = rows[within & more]
+    return np.flatnonzero(~sound).tolist()
 
 
 def _opened(path: Path, total: int, offsets: NDArray[np.int64] | None) -> Any:
@@ -290,9 +398,16 @@ def _opened(path: Path, total: int, offsets: NDArray[np.int64] | None) -> Any:
     reader = kind.__new__(kind)
     reader._auxs, reader.close = {}, lambda: None
     reader._load_offsets = lambda: None if offsets is None else reader._xdr.set_offsets(offsets)
-    reader._read_offsets = lambda store=False: None  # noqa: ARG005 - called by name
     reader.__init__(str(path), n_atoms=total)
-    del reader.close, reader._load_offsets  # the latter would keep the reader alive
+    del reader.close, reader._load_offsets
+    if offsets is not None:
+
+        def read_frame(frame: int) -> Any:
+            reader._frame = frame - 1
+            reader._xdr.seek(frame)
+            return reader._read_next_timestep()
+
+        reader._read_frame = read_frame  # its own would look for all frames again after each that is damaged
     return reader
 
 

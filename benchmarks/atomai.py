@@ -1,0 +1,123 @@
+"""Whether the AtomAI dataset is a problem: what a linear classifier makes of its pixels, and what ResNet-18 does.
+
+    deepex data make atomai packed/atomai --images 27000
+    python benchmarks/atomai.py packed/atomai --keep
+
+Both are trained by DeepEx on one train part and scored on the validation part, whose specimens are others. The linear classifier
+(multinomial logistic regression on the standardised pixels) gets its best of several rates and weight decays, and its best epoch;
+ResNet-18 has one setting and its last epoch, for three seeds. Simple statistics are tried too: a classifier of the total, the
+deviation and the radial profile.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import bench
+import deepex
+from deepex.data.dataset import PackedDataset
+from deepex.engine.config import RunConfig
+from deepex.engine.optim import OptimConfig
+
+
+def linear(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
+    """Logistic regression on the pixels."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size[0] * size[1], classes))
+
+
+def errors(config: RunConfig, folder: Path) -> list[float]:
+    """The validation error after each epoch."""
+    name = f"{config.net.replace(':', '-')}-{config.seed}-{config.optim.rate}-{config.optim.weight_decay}"
+    run = deepex.train(config, out=folder / name)
+    found = [epoch.validation.error for epoch in run.epochs() if epoch.validation is not None]
+    print(f"{name}: {found[-1]:.4f}, best {min(found):.4f}", flush=True)
+    return found
+
+
+def try_linear(data: str, folder: Path, epochs: int) -> dict[str, Any]:
+    tried = {}
+    for rate in (3e-4, 1e-3, 3e-3, 1e-2):
+        for decay in (0.0, 1e-2, 1e-1):
+            optim = OptimConfig(rate=rate, weight_decay=decay, schedule="cosine")
+            config = RunConfig(net="atomai:linear", data=data, epochs=epochs, batch=128, optim=optim)
+            tried[f"rate {rate:g}, decay {decay:g}"] = min(errors(config, folder))
+    return {"best": min(tried.values()), "tried": tried}
+
+
+def try_resnet(data: str, folder: Path, epochs: int, seeds: int) -> dict[str, Any]:
+    optim = OptimConfig(rate=0.05, weight_decay=5e-4, schedule="cosine", warmup_epochs=1)
+    config = {"net": "resnet18", "data": data, "epochs": epochs, "batch": 64, "optim": optim}
+    found = [errors(RunConfig(seed=seed, **config), folder) for seed in range(1, seeds + 1)]
+    last = [each[-1] for each in found]
+    return {"last": last, "median": statistics.median(last), "epochs": found[0]}
+
+
+def statistics_of(data: str, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Total, deviation and the mean over rings around the middle, standardised by the caller."""
+    samples = PackedDataset.open(data).part(part)
+    images, labels = samples.read(0, samples.count)
+    values = images[..., 0].astype(np.float32)
+    height, width = values.shape[1:]
+    rings = np.hypot(*np.mgrid[-height / 2 : height / 2, -width / 2 : width / 2]).astype(int) // 3
+    profile = [values[:, rings == ring].mean(1) for ring in range(rings.max() + 1)]
+    return torch.tensor(np.stack([values.mean((1, 2)), values.std((1, 2)), *profile], 1)), torch.from_numpy(labels)
+
+
+def try_statistics(data: str, classes: int) -> float:
+    """The validation error of a logistic regression on the statistics, fitted by LBFGS."""
+    (train, labels), (held, truth) = statistics_of(data, "train"), statistics_of(data, "validation")
+    mean, deviation = train.mean(0), train.std(0) + 1e-6
+    train, held = (train - mean) / deviation, (held - mean) / deviation
+    model = nn.Linear(train.shape[1], classes)
+    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=300, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        loss: torch.Tensor = nn.functional.cross_entropy(model(train), labels)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    return float((model(held).argmax(1) != truth).float().mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="is AtomAI a problem?")
+    parser.add_argument("data")
+    parser.add_argument("--keep", action="store_true", help="write the record into benchmarks/records")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", help="also write the result here")
+    options = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    manifest = PackedDataset.open(options.data).manifest
+    with tempfile.TemporaryDirectory(prefix="deepex-atomai-") as name:
+        folder = Path(name)
+        result = {
+            "dataset": {"command": manifest.source["command"], "parts": {k: part.count for k, part in manifest.parts.items()}},
+            "statistics": try_statistics(options.data, len(manifest.classes)),
+            "linear": try_linear(options.data, folder, options.epochs),
+            "resnet18": try_resnet(options.data, folder, options.epochs, options.seeds),
+        }
+    rows = [
+        ("chance", f"{1 - 1 / len(manifest.classes):.1%}"),
+        ("logistic regression on mean, deviation, radial profile", f"{result['statistics']:.1%}"),
+        ("logistic regression on the pixels, its best (aim: above 30 %)", f"{result['linear']['best']:.1%}"),
+        ("ResNet-18, last epoch, each seed (aim: below 10 %)", ", ".join(f"{e:.1%}" for e in result["resnet18"]["last"])),
+    ]
+    bench.print_table("AtomAI: validation error", ("classifier", "error"), rows)
+    if options.out:
+        Path(options.out).write_text(json.dumps(result, indent=1), encoding="utf-8")
+    bench.write_record("atomai", result, keep=options.keep)
+
+
+if __name__ == "__main__":
+    main()
