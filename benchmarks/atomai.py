@@ -54,7 +54,7 @@ def try_linear(data: str, folder: Path, epochs: int) -> dict[str, Any]:
 
 def try_resnet(data: str, folder: Path, epochs: int, seeds: int) -> dict[str, Any]:
     optim = OptimConfig(rate=0.05, weight_decay=5e-4, schedule="cosine", warmup_epochs=1)
-    config = {"net": "resnet18", "data": data, "epochs": epochs, "batch": 64, "optim": optim}
+    config = {"net": "resnet18", "data": data, "epochs": epochs, "batch": 128, "optim": optim}
     found = [errors(RunConfig(seed=seed, **config), folder) for seed in range(1, seeds + 1)]
     last = [each[-1] for each in found]
     return {"last": last, "median": statistics.median(last), "epochs": found[0]}

@@ -57,7 +57,8 @@ class Manifest:
 
     `shape` is that of one image as (channels, height, width), although the files hold (n, height, width, channels).
     `classes` is empty exactly when there are no labels. A channel that is constant has deviation 1, so that dividing
-    by it is safe. `source` says what the dataset was made from; it holds plain JSON values.
+    by it is safe. `source` says what the dataset was made from; it holds plain JSON values. `order` is "dealt" for a dataset that
+    is read without packing (direct.py): its parts list no files, and it is never written.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Manifest:
     dtype: Literal["uint8", "float16", "float32"]
     layout: Literal["NHWC"]
     classes: tuple[str, ...]
-    order: Literal["shuffled", "given"]
+    order: Literal["shuffled", "given", "dealt"]
     seed: int
     scale: tuple[float, ...]
     mean: tuple[float, ...]
@@ -124,6 +125,8 @@ def from_json(value: object) -> Manifest:
     if "parts" in table:
         parts = _table(table["parts"], "key 'parts'")
         table["parts"] = {name: _part(part, f"parts.{name}") for name, part in parts.items()}
+    if table.get("order") == "dealt":
+        raise DataError("key 'order' is 'dealt'; that of a packed dataset is 'shuffled' or 'given'")
     return from_table(Manifest, table)
 
 
@@ -179,7 +182,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _problems_of_values(manifest)
     if "train" not in manifest.parts:
         yield f"key 'parts' has {', '.join(map(repr, manifest.parts)) or 'nothing'}; it must have 'train'"
-    for name, part in manifest.parts.items():
+    for name, part in manifest.parts.items() if manifest.order != "dealt" else ():
         yield from _problems_of_part(part, f"parts.{name}", has_labels=bool(manifest.classes))
     packed = [file for part in manifest.parts.values() for file in part.files]
     names = Counter(name for file in packed for name in (file.images, file.labels) if name is not None)

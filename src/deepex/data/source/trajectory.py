@@ -293,7 +293,8 @@ def _rest_of_dcd(reader: Any, path: Path) -> str | None:
 def _scanned(path: Path, topology: Path, total: int) -> Frames:
     """Find the frames of an XTC or TRR file, up to the first that makes no sense."""
     end_of = _FRAME_ENDS[path.suffix.lower()]
-    offsets, at, rest = [], 0, None
+    offsets: list[int] = []
+    at, rest = 0, None
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         while at < len(content) and rest is None:
             try:
@@ -310,8 +311,9 @@ def _scanned(path: Path, topology: Path, total: int) -> Frames:
             else:
                 offsets.append(at)
                 at = end
-    first = np.array(offsets[:2], np.int64)  # MDAnalysis reads these when it opens the file
-    if not offsets or (path.suffix.lower() == ".xtc" and total > 9 and _xtc_overflows(path, first, total)):
+    # MDAnalysis reads what it takes for the first two frames when it opens the file.
+    first, is_packed = np.array(offsets[:2], np.int64), path.suffix.lower() == ".xtc" and total > 9
+    if (len(first) < 2 and rest is not None) or (is_packed and _xtc_overflows(path, first, total)):
         raise DataError(f"{path} cannot be read as a trajectory: {rest or 'its first frames are damaged'}; restore it")
     return Frames(path, len(offsets), rest, np.array(offsets, np.int64))
 
@@ -352,8 +354,8 @@ _FRAME_ENDS: Final = {".xtc": _xtc_end, ".trr": _trr_end}
 def _xtc_overflows(path: Path, offsets: NDArray[np.int64], atoms: int) -> list[int]:
     """Which of these frames would unpack to more atoms than there are, or need more bytes than they have.
 
-    A frame is groups of one atom in `wide` bits, a flag, where that is set 5 bits that change the number of atoms that follow it and
-    their number of bits `small`, and these. All frames are gone through at once, group by group; the coordinates do not matter.
+    A frame is groups: one atom in `wide` bits, a flag, 5 bits if it is set, and the atoms that follow in `small` bits each; the 5
+    bits tell how many these are from now on, and change `small`. All frames are gone through at once, group by group.
     """
     heads, contents = [], []
     with path.open("rb") as file:
