@@ -23,7 +23,7 @@ from torch.nn import functional
 import bench
 import deepex
 from deepex.comm.solo import SoloCommunicator
-from deepex.data.shard import epoch_order
+from deepex.data.order import epoch_order
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
 from deepex.engine.trainer import Trainer
@@ -61,7 +61,8 @@ def bare_loop(config: RunConfig, count: int, order: torch.memory_format) -> Call
 
     def epoch() -> float:
         began = perf_counter()
-        order = torch.from_numpy(epoch_order(shards, 0, seed=config.seed, epoch=state["epoch"]))
+        keys = {"seed": config.seed, "epoch": state["epoch"], "sample_bytes": job.dataset.manifest.sample_bytes}
+        order = torch.from_numpy(epoch_order(shards.bounds(0), job.dataset.part("train").bounds, replica=0, **keys))
         state["epoch"] += 1
         total = torch.zeros(())
         for batch in order[:count].split(config.batch):

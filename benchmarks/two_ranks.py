@@ -36,7 +36,7 @@ from deepex.comm.distributed import DistributedCommunicator
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import abort_on_failure
-from deepex.data.shard import epoch_order
+from deepex.data.order import epoch_order
 from deepex.engine.config import RunConfig
 from deepex.engine.learner import Learner
 from deepex.recipes.job import decide_layout, make_job
@@ -92,7 +92,9 @@ def ddp_epochs(
     state = {"epoch": 0}
 
     def epoch() -> None:
-        order = torch.from_numpy(epoch_order(shards, comm.rank, seed=config.seed, epoch=state["epoch"]))
+        span, bounds = shards.bounds(comm.rank), job.dataset.part("train").bounds
+        keys = {"seed": config.seed, "epoch": state["epoch"], "sample_bytes": job.dataset.manifest.sample_bytes}
+        order = torch.from_numpy(epoch_order(span, bounds, replica=comm.rank, **keys) - span[0])
         state["epoch"] += 1
         total = torch.zeros(())
         for batch in order.split(config.batch)[:steps]:

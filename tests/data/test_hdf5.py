@@ -331,6 +331,8 @@ def test_a_file_that_is_being_written_is_named_and_one_without_locks_is_read(tmp
         ((3000, 28, 28), (100, 28, 28), "lzf", 1400),
         ((6, 1024, 1024), (4, 512, 512), "lzf", 4),
         ((6, 1024, 1024), None, None, 1),
+        ((40, 1024, 1024), (40, 1024, 1024), None, 1),
+        ((40, 1024, 1024), (40, 1024, 1024), "lzf", 40),
     ],
 )
 def test_blocks_are_whole_chunks_of_about_a_megabyte(

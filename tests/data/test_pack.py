@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from deepex.cli.data import app
-from deepex.data.packing import writer
 from deepex.data.dataset import PackedDataset
 from deepex.data.manifest import load
 from deepex.data.pack import pack
+from deepex.data.packing import writer
 from deepex.errors import DataError
 
 SAMPLE = Path(str(files("deepex"))) / "recipes" / "samples" / "fashion"

@@ -194,7 +194,7 @@ def test_the_type_can_be_told(tmp_path: Path) -> None:
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("1 2 3 4\n5 6 7 8\n")
-    with pytest.raises(DataError, match=r"no blank line, so it is one matrix of 2 x 4; .*--shape"):
+    with pytest.raises(DataError, match=r"no blank line, so it is one matrix of 2 x 4; .*--matrix"):
         open_text(path)
     assert whole(open_text(path, shape=(2, 2)).train).tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
     with pytest.raises(DataError, match="line 1 has 4 numbers, where 3 are expected"):

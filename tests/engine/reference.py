@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from deepex.data.dataset import PackedDataset
-from deepex.data.shard import Shards, epoch_order
+from deepex.data.order import epoch_order
+from deepex.data.shard import Shards
 from deepex.engine.config import RunConfig
 from deepex.recipes.network import build_network
 from deepex.sync import parse_period, segments
@@ -29,7 +30,8 @@ def train_reference(config: RunConfig, replicas: int) -> dict[str, torch.Tensor]
         for start, stop in segments(rule, 0, shards.steps):
             seen, gradients = [0] * replicas, []
             for r in range(replicas):
-                order = torch.from_numpy(epoch_order(shards, r, seed=config.seed, epoch=epoch)) + shards.bounds(r)[0]
+                keys = {"seed": config.seed, "replica": r, "epoch": epoch, "sample_bytes": manifest.sample_bytes}
+                order = torch.from_numpy(epoch_order(shards.bounds(r), part.bounds, **keys))
                 if config.sync.momentum == "reset" and config.sync.strategy == "weights":
                     momenta[r] = {name: torch.zeros_like(v) for name, v in momenta[r].items()}
                 for step in range(start, stop):

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
-from deepex.data.shard import Shards, epoch_order
+from deepex.data.order import epoch_order
+from deepex.data.shard import Shards
 from deepex.engine.config import RunConfig
 from deepex.engine.optim import OptimConfig
 from deepex.recipes.network import build_network
@@ -80,7 +81,8 @@ def test_period_one_is_large_batch_sgd(sync: SyncConfig, make_data: MakeData, tm
     optimiser = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     shards = Shards(64, 4, 8)
     for epoch in range(3):
-        orders = [epoch_order(shards, r, seed=1, epoch=epoch) + shards.bounds(r)[0] for r in range(4)]
+        keys = {"seed": 1, "epoch": epoch, "sample_bytes": manifest.sample_bytes}
+        orders = [epoch_order(shards.bounds(r), dataset.part("train").bounds, replica=r, **keys) for r in range(4)]
         for step in range(shards.steps):
             batch = torch.from_numpy(np.concatenate([order[step * 8 : step * 8 + 8] for order in orders]))
             optimiser.zero_grad()

@@ -75,6 +75,10 @@ class SharedBlocks:
         """This rank's block."""
         return self._blocks[self._comm.rank].view(dtype)
 
+    def of(self, rank: int) -> torch.Tensor:
+        """The block of any rank, as bytes."""
+        return self._blocks[rank]
+
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in this rank's block."""
         return tensor.untyped_storage().data_ptr() == self._blocks[self._comm.rank].untyped_storage().data_ptr()

@@ -10,6 +10,7 @@ twice.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from deepex.data.manifest import Manifest, PackedFile, Part, load
 from deepex.data.npy import COMPRESSED, byte_view, load_compressed, map_npy, read_header
+from deepex.data.read import MOST_HEADER_BYTES, Sink, Unlike, changed, hand_over, npy_header, read_rows, read_whole
 from deepex.errors import DataError
 
 _BLOCK_BYTES = 16 << 20
@@ -58,6 +60,17 @@ class PackedDataset:
         messages = (_fault(self.directory / name, digest, check, progress) for name, digest, check in mine)
         return [message for message in messages if message]
 
+    def missing(self, rank: int = 0, size: int = 1) -> list[str]:
+        """Look for the files number `rank`, `rank + size`, …; return a message for each that is not there or of another size.
+
+        They are not opened: on a parallel file system that is what would cost.
+        """
+        found: list[str] = []
+        for part in self._parts.values():
+            for file in part.packed.files[rank::size]:
+                found.extend(part.missing(file))
+        return found
+
     def _checks(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
         """Each file's name, its SHA-256, and what opens it."""
         for part in self._parts.values():
@@ -81,8 +94,8 @@ class PackedPart:
         self.dtype = np.dtype(manifest.dtype)
         self._directory = directory
         self._num_classes = len(manifest.classes)
-        # File k holds the samples _bounds[k] up to _bounds[k + 1].
-        self._bounds = np.cumsum([0, *(file.count for file in packed.files)])
+        # File k holds the samples bounds[k] up to bounds[k + 1].
+        self.bounds = np.cumsum([0, *(file.count for file in packed.files)])
         self._images: dict[str, NDArray[Any]] = {}
         self._labels: dict[str, NDArray[np.int64]] = {}
         self._offsets: dict[str, int] = {}  # where the values of a file start
@@ -114,18 +127,86 @@ class PackedPart:
         ascending = indices[order]
         if ascending[0] < 0 or ascending[-1] >= self.count:
             raise IndexError(f"indices go from {ascending[0]} to {ascending[-1]}; samples are numbered 0 to {self.count - 1}")
-        cuts = np.searchsorted(ascending, self._bounds)
+        cuts = np.searchsorted(ascending, self.bounds)
         for k in np.flatnonzero(np.diff(cuts)):
             file, here = self.packed.files[k], slice(cuts[k], cuts[k + 1])
-            local = ascending[here] - self._bounds[k]
+            local = ascending[here] - self.bounds[k]
             if local.size == len(indices):  # one file has them all: no copy in between, and no order to restore
-                local = indices - self._bounds[k]
+                local = indices - self.bounds[k]
                 # `clip` only because numpy buffers the output of `raise`; the bounds were checked above.
                 np.take(self.open_images(file), local, axis=0, out=images_out, mode="clip")
                 labels_out[:] = self.open_labels(file)[local] if file.labels else 0
                 return
             images_out[order[here]] = self.open_images(file)[local]
             labels_out[order[here]] = self.open_labels(file)[local] if file.labels else 0
+
+    def read_file(self, number: int, sink: Sink, *, span: tuple[int, int] | None = None, verify: bool = False) -> None:
+        """Read file `number` once, in large requests, into what `sink` gives: the samples `span`, or all of them.
+
+        With `verify` the whole file is read and its SHA-256 compared; where it differs, DataError is raised at the end.
+        """
+        file = self.packed.files[number]
+        sink.take_labels(self._read_labels(file, verify=verify) if file.labels else np.zeros(file.count, np.int64))
+        path, shape, span = self._directory / file.images, (file.count, *self.sample_shape), span or (0, file.count)
+        if path.suffix == COMPRESSED:
+            found = self._digest(path) if verify else None
+            images = self.open_images(file)
+            del self._images[file.images]  # else it would stay in memory twice
+            hand_over(images, (0, file.count) if verify else span, sink)
+        else:
+            row_bytes = math.prod(self.sample_shape) * self.dtype.itemsize
+            try:
+                header, found = read_rows(path, row_bytes=row_bytes, count=file.count, span=span, sink=sink, hashing=verify)
+            except (Unlike, OSError) as error:
+                self.open_images(file)  # finds the reason in most cases
+                raise DataError(f"{path} cannot be read: {error or 'its size changed'}; restore it") from error
+            if header != npy_header(shape, self.dtype):
+                self.open_images(file)  # raises, unless another numpy has only written the header in another way
+        if found is not None and found != file.images_sha256:
+            raise DataError(_advice(changed(path, found, file.images_sha256)))
+
+    def missing(self, file: PackedFile) -> list[str]:
+        """What is wrong with the sizes of one file and its labels, as sentences."""
+        promised = [(file.images, file.count * math.prod(self.sample_shape) * self.dtype.itemsize, self.open_images)]
+        if file.labels:
+            promised.append((file.labels, 8 * file.count, self.open_labels))
+        found = []
+        for name, num_bytes, check in promised:
+            path = self._directory / name
+            try:
+                header_bytes = path.stat().st_size - num_bytes
+                if path.suffix != COMPRESSED and not 0 < header_bytes <= MOST_HEADER_BYTES:
+                    check(file)
+            except DataError as error:
+                found.append(str(error))
+            except OSError as error:
+                found.append(_unreadable(path, error))
+        return found
+
+    def _read_labels(self, file: PackedFile, *, verify: bool) -> NDArray[np.int64]:
+        """Read the labels of one file, at once."""
+        path, promised = self._directory / str(file.labels), str(file.labels_sha256)
+        if path.suffix == COMPRESSED:
+            found, labels = self._digest(path) if verify else None, self.open_labels(file)
+        else:
+            try:
+                data, found = read_whole(path, hashing=verify)
+            except OSError:
+                self.open_labels(file)
+                raise
+            header = npy_header((file.count,), np.dtype(np.int64))
+            whole = data.startswith(header) and len(data) == len(header) + 8 * file.count
+            labels = np.frombuffer(data, np.int64, offset=len(header)) if whole else self.open_labels(file)
+            self._check_labels(path, labels)
+        if found is not None and found != promised:
+            raise DataError(_advice(changed(path, found, promised)))
+        return labels
+
+    def _digest(self, path: Path) -> str:
+        try:
+            return str(read_whole(path, hashing=True)[1])
+        except OSError as error:
+            raise DataError(_unreadable(path, error)) from error
 
     def open_images(self, file: PackedFile) -> NDArray[Any]:
         """Map the images of one file, after a check that they are what the manifest says."""
@@ -138,14 +219,17 @@ class PackedPart:
         name = str(file.labels)
         if name not in self._labels:
             labels = self._open(name, (file.count,), np.dtype(np.int64))
-            # On a GPU a label that is no class ends the process without a word on the cause.
-            if labels.min() < 0 or labels.max() >= self._num_classes:
-                raise DataError(
-                    f"{self._directory / name} has labels from {labels.min()} to {labels.max()}; they must be from 0 "
-                    f"to {self._num_classes - 1}: pack the dataset again"
-                )
+            self._check_labels(self._directory / name, labels)
             self._labels[name] = labels
         return self._labels[name]
+
+    def _check_labels(self, path: Path, labels: NDArray[np.int64]) -> None:
+        # On a GPU a label that is no class ends the process without a word on the cause.
+        if labels.min() < 0 or labels.max() >= self._num_classes:
+            raise DataError(
+                f"{path} has labels from {labels.min()} to {labels.max()}; they must be from 0 to {self._num_classes - 1}: pack "
+                "the dataset again"
+            )
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         path = self._directory / name
@@ -194,7 +278,7 @@ class PackedPart:
     def _overlaps(self, start: int, stop: int) -> Iterator[tuple[PackedFile, int, int, int]]:
         """Find the files with samples of `start` up to `stop`: file, number of its first sample, range within it."""
         for k, file in enumerate(self.packed.files):
-            low, high = int(self._bounds[k]), int(self._bounds[k + 1])
+            low, high = int(self.bounds[k]), int(self.bounds[k + 1])
             if low < stop and start < high:
                 yield file, low, max(start, low) - low, min(stop, high) - low
 
@@ -218,13 +302,18 @@ def _fault(path: Path, digest: str, check: Callable[[], object], progress: Calla
     except DataError as error:
         return str(error)
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}; restore it or pack the dataset again"
+        return _unreadable(path, error)
     if found != digest:
-        return (
-            f"{path} was changed after packing: its SHA-256 is {found}, the manifest says {digest}; restore it or "
-            "pack the dataset again"
-        )
+        return changed(path, found, digest)
     return None
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    return f"{path} cannot be read: {error.strerror}; restore it or pack the dataset again"
+
+
+def _advice(fault: str) -> str:
+    return f"{fault}, or train on it as it is with verify=false"
 
 
 def _sha256(path: Path, progress: Callable[[int], None] | None) -> str:

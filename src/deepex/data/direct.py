@@ -3,9 +3,9 @@
     dataset = Hdf5Dataset.open(Path("frames.h5"), Hdf5Config(images="entry/data", labels="entry/class"))
     dataset.part("train").read_file(0, sink)
 
-HDF5 files are often sorted, by class or by time, so a contiguous range is no fair shard. They are dealt out in blocks of rows (a chunk,
-or about a megabyte), in an order that is drawn once: a shard is then many blocks from everywhere, each read whole. Mean and deviation
-are estimated from some blocks. There are no checksums: HDF5's own are checked where the file has them.
+HDF5 files are often sorted, by class or by time, so a contiguous range is no fair shard. They are dealt out in blocks of rows (a
+chunk, or up to a megabyte), in an order that is drawn once: a shard is then many blocks from everywhere, each read whole. Mean and
+deviation are estimated from some blocks. There are no checksums: HDF5's own are checked where the file has them.
 """
 
 import math
@@ -20,6 +20,7 @@ from deepex.data.manifest import Manifest, Part
 from deepex.data.packing.moments import Moments
 from deepex.data.read import Sink, requests
 from deepex.data.source.base import Images, Source
+from deepex.data.source.hdf5 import Hdf5Images, open_hdf5
 from deepex.data.source.layout import Layout
 from deepex.errors import ConfigError, DataError
 
@@ -28,6 +29,7 @@ SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs", ".hdf")
 _FILE_BYTES: Final = 64 << 20  # of samples that are read at once
 _SAMPLED_BLOCKS: Final = 16
 _SEED: Final = 1
+_LEAST_BLOCKS: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +74,6 @@ class Hdf5Dataset:
     @classmethod
     def open(cls, path: Path, config: Hdf5Config) -> "Hdf5Dataset":
         """Open the files that `path` is or has, and look at some blocks."""
-        from deepex.data.source.hdf5 import open_hdf5
-
         source = open_hdf5(find_hdf5(path), images=config.images, labels=config.labels, layout=config.layout)
         parts = _deal(source, config.validation)
         labels = [one.labels for one in (source.train, source.validation) if one is not None and one.labels is not None]
@@ -99,16 +99,16 @@ class Hdf5Dataset:
 class Hdf5Part:
     """Samples in the order in which their blocks were dealt; `bounds` cut them into pieces that are read at once."""
 
-    def __init__(self, images: Images, blocks: NDArray[np.int64], file_bytes: int = _FILE_BYTES) -> None:
+    def __init__(self, images: Images, blocks: NDArray[np.int64], rows: int) -> None:
         self._images = images
         self.sample_shape = images.shape
         self.dtype = _stored(images.dtype)
-        starts = blocks * images.block
+        starts = blocks * rows
         self._starts = starts  # of each block in the source
-        self._edges = np.cumsum([0, *np.minimum(images.block, images.count - starts)])  # of each block in the dealt order
+        self._edges = np.cumsum([0, *np.minimum(rows, images.count - starts)])  # of each block in the dealt order
         self.count = int(self._edges[-1])
         sample_bytes = math.prod(images.shape) * self.dtype.itemsize
-        per_file = max(1, file_bytes // (sample_bytes * images.block))
+        per_file = max(1, _FILE_BYTES // (sample_bytes * rows))
         self.bounds = self._edges[[*range(0, len(blocks), per_file), len(blocks)]]
 
     def read_file(self, number: int, sink: Sink, *, span: tuple[int, int] | None = None, verify: bool = False) -> None:
@@ -153,11 +153,14 @@ class Hdf5Part:
             out[:] = raw
         if self.dtype.kind == "f" and not np.isfinite(out).all():
             place = int(np.argmax(~np.isfinite(out).reshape(len(out), -1).all(axis=1)))
-            raise DataError(f"{self._images.name(int(numbers[place]))} has a value that is not finite: mend it, or pack with --skip-bad")
+            raise DataError(
+                f"{self._images.name(int(numbers[place]))} has a value that is not finite: mend it, or pack with --skip-bad"
+            )
 
     def _numbers(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         block = np.searchsorted(self._edges, positions, side="right") - 1
-        return self._starts[block] + positions - self._edges[block]
+        numbers: NDArray[np.int64] = self._starts[block] + positions - self._edges[block]
+        return numbers
 
     def _labels(self, positions: NDArray[Any]) -> NDArray[np.int64]:
         labels = self._images.labels
@@ -174,18 +177,27 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _deal(source: Source, share: float) -> dict[str, Hdf5Part]:
     """The blocks of the train part in an order drawn once; the last share of them is held out if there is no other part."""
-    blocks = _permuted(source.train)
+    blocks, rows = _permuted(source.train)
     if source.validation is not None:
-        return {"train": Hdf5Part(source.train, blocks), "validation": Hdf5Part(source.validation, _permuted(source.validation))}
+        return {
+            "train": Hdf5Part(source.train, blocks, rows),
+            "validation": Hdf5Part(source.validation, *_permuted(source.validation)),
+        }
     held = min(max(1, round(share * len(blocks))), len(blocks) - 1) if share else 0
-    parts = {"train": Hdf5Part(source.train, blocks[: len(blocks) - held])}
+    parts = {"train": Hdf5Part(source.train, blocks[: len(blocks) - held], rows)}
     if held:
-        parts["validation"] = Hdf5Part(source.train, blocks[len(blocks) - held :])
+        parts["validation"] = Hdf5Part(source.train, blocks[len(blocks) - held :], rows)
     return parts
 
 
-def _permuted(images: Images) -> NDArray[np.int64]:
-    return np.random.default_rng(_SEED).permutation(-(-images.count // images.block))
+def _permuted(images: Images) -> tuple[NDArray[np.int64], int]:
+    """The numbers of the blocks in the order in which they are dealt, and the rows of a block.
+
+    Whole chunks where they are compressed, and a thousandth of the dataset if that is more: small enough that each shard has many.
+    """
+    assert isinstance(images, Hdf5Images)
+    rows = min(max(images.band, -(-images.count // _LEAST_BLOCKS) // images.band * images.band), images.block)
+    return np.random.default_rng(_SEED).permutation(-(-images.count // rows)), rows
 
 
 def _describe(path: Path, parts: dict[str, Hdf5Part], classes: tuple[str, ...], config: Hdf5Config) -> Manifest:

@@ -1,18 +1,14 @@
-"""Which samples a replica sees, and in which order: near-equal contiguous shards, shuffled within themselves every epoch.
+"""Which samples a replica sees: near-equal contiguous shards. In which order: see order.py.
 
     shards = Shards(count=6000, replicas=7, batch=32)
     shards.bounds(0)               # (0, 858)
     shards.samples(0, 26, 27)      # 26: the last batch of the shard is short
-    epoch_order(shards, 0, seed=1, epoch=3)
 
-Everything is a function of the seed, the replica and the epoch, never of the number of ranks: R replicas on one rank see exactly
-what R replicas on R ranks see, and a resumed run what the uninterrupted one would have seen.
+Nothing here depends on the number of ranks: R replicas on one rank see exactly what R replicas on R ranks see, and a resumed run
+what the uninterrupted one would have seen.
 """
 
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from deepex.errors import ConfigError
 
@@ -64,12 +60,14 @@ class Shards:
         return min(stop * self.batch, size) - min(start * self.batch, size)
 
 
-def epoch_order(shards: Shards, replica: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Positions within the shard in the order of this epoch."""
-    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, replica, epoch])))
-    return generator.permutation(shards.size(replica))
+@dataclass(frozen=True)
+class Slices:
+    """`count` samples split over `ranks` for validation; some may have none."""
 
+    count: int
+    ranks: int
+    batch: int
 
-def dataset_order(count: int, *, seed: int) -> NDArray[np.int64]:
-    """One fixed shuffle of a dataset that was packed in a given order, so that a contiguous shard is not one class."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, count]))).permutation(count)
+    def bounds(self, rank: int) -> tuple[int, int]:
+        """First sample of the slice, and the one after its last."""
+        return rank * self.count // self.ranks, (rank + 1) * self.count // self.ranks

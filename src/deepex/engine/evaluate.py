@@ -1,36 +1,59 @@
 """Validation with agreed weights: the forward phase alone, by all ranks in parallel or on rank 0 as in the paper.
 
-evaluator = Evaluator(dataset.part("validation"), comm, step, …)
-evaluator.sums()        # loss, tally and samples of this rank's part; the caller adds them over the ranks
+evaluator = Evaluator(dataset.part("validation"), comm, how="parallel", batch=64, device=device, placement=placement, verify=True)
+evaluator.sums(network, step, objective)    # loss, tally and samples of this rank's part; the caller adds them over the ranks
 """
 
 import torch
 from torch import nn
 
 from deepex.comm import Communicator
-from deepex.data.dataset import PackedPart
+from deepex.data.feed import Feed
+from deepex.data.placement import Placement, make_feed
+from deepex.data.samples import Files, Samples, Turn
+from deepex.data.shard import Slices
 from deepex.engine.objective import Objective
 from deepex.engine.step import EagerStep
 
 
 class Evaluator:
-    """Scores the network on a part of the dataset. `cached` keeps this rank's samples on the device between epochs."""
+    """Scores the network on a part of the dataset, whose samples are placed as those for training are.
 
-    def __init__(self, part: PackedPart, comm: Communicator, *, how: str, batch: int, device: torch.device, cached: bool) -> None:
+    They are read when they are first needed, and checked then. The first call of `sums` is collective.
+    """
+
+    def __init__(
+        self,
+        part: Files,
+        comm: Communicator,
+        *,
+        how: str,
+        batch: int,
+        device: torch.device,
+        placement: Placement,
+        verify: bool,
+    ) -> None:
+        self._device, self._placement, self._verify = device, placement, verify
+        self._comm = comm if how == "parallel" else None
         ranks, rank = (comm.size, comm.rank) if how == "parallel" else (1, 0)
         idle = how == "rank0" and comm.rank != 0
-        self._start, self._stop = (0, 0) if idle else (rank * part.count // ranks, (rank + 1) * part.count // ranks)
-        self._part, self._batch, self._device = part, batch, device
-        self._cache = self._load(self._start, self._stop) if cached else None
+        slices = Slices(part.count, ranks, batch)
+        self._samples = Samples(part, slices, range(0) if idle else range(rank, rank + 1), seed=None, shuffled=True)
+        self._feed: Feed | None = None
+        self._rounds = 0
 
     @torch.no_grad()
     def sums(self, network: nn.Module, step: EagerStep, objective: Objective) -> list[float]:
         """Loss, tally and samples over this rank's part. The network is left in training mode."""
         totals = torch.zeros(2, dtype=torch.float64, device=self._device)
+        feed = self._begin()
         network.eval()
         try:
-            for start in range(self._start, self._stop, self._batch):
-                raw, labels = self._samples(start, min(start + self._batch, self._stop))
+            while True:
+                try:
+                    raw, labels = feed.next()
+                except StopIteration:
+                    break
                 images = step.prepare(raw)
                 with step.precision():
                     output = network(images)
@@ -38,14 +61,16 @@ class Evaluator:
                 totals[1].add_(objective.tally(output, images, labels))
         finally:
             network.train()
-        return [*totals.tolist(), float(self._stop - self._start)]
+        return [*totals.tolist(), float(self._samples.count)]
 
-    def _samples(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._cache is None:
-            return self._load(start, stop)
-        images, labels = self._cache
-        return images[start - self._start : stop - self._start], labels[start - self._start : stop - self._start]
+    def close(self) -> None:
+        """Stop what reads."""
+        if self._feed is not None:
+            self._feed.close()
 
-    def _load(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        images, labels = self._part.read(start, stop)
-        return torch.from_numpy(images).to(self._device), torch.from_numpy(labels).to(self._device)
+    def _begin(self) -> Feed:
+        if self._feed is None:
+            self._feed = make_feed(self._placement, self._samples, self._device, comm=self._comm, verify=self._verify)
+        self._feed.begin(self._rounds, [Turn(replica, 0, self._samples.count) for replica in self._samples.replicas])
+        self._rounds += 1
+        return self._feed

@@ -6,9 +6,12 @@ import torch
 from torch import nn
 
 from deepex.data.dataset import PackedDataset
+from deepex.data.direct import Hdf5Dataset
 from deepex.data.placement import Placement
 from deepex.data.shard import Shards
 from deepex.engine.config import RunConfig
+
+Dataset = PackedDataset | Hdf5Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +20,7 @@ class Job:
 
     config: RunConfig
     network: nn.Module
-    dataset: PackedDataset
+    dataset: Dataset
     device: torch.device
     placement: Placement
     replicas: int

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from deepex.comm import Communicator
-from deepex.data.feed import Samples, Turn
 from deepex.data.placement import make_feed
 from deepex.data.prepare import Prepare
+from deepex.data.samples import Samples, Turn
 from deepex.engine.arena import Arena
 from deepex.engine.counters import Counters
 from deepex.engine.job import Job
@@ -42,7 +42,13 @@ class Learner:
         gathers = not self._updates_locally or job.device.type != "cpu"
         self.arena = Arena(job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros)
         self.objective = make_objective(config.objective)
-        prepare = Prepare(manifest, job.device, standardise=self.objective.standardise, channels_last=job.channels_last)
+        prepare = Prepare(
+            manifest,
+            job.device,
+            standardise=self.objective.standardise,
+            channels_last=job.channels_last,
+            augment=config.augment,
+        )
         self.step = EagerStep(self.network, self.objective, self.arena, prepare, precision=config.precision)
         policy = config.sync.momentum if self._updates_locally and job.replicas > 1 else "average"
         self._counters = Counters(self.network, per_rank)
@@ -55,9 +61,9 @@ class Learner:
             self._shards,
             self.replicas,
             seed=config.seed,
-            shuffled=manifest.order == "shuffled",
+            shuffled=manifest.order != "given",
         )
-        self.feed = make_feed(job.placement, samples, job.device)
+        self.feed = make_feed(job.placement, samples, job.device, comm=comm, verify=config.verify)
         self._agreement = self._make_agreement()
         self.plan: list[tuple[int, int]] = []
         self.rate = 0.0
@@ -136,8 +142,8 @@ class Learner:
     def _one_step(self, epoch: int, replica: int, step: int) -> int:
         """Forward, backward, and with a sync of weights the update, on the arena."""
         raw, labels = self.feed.next()
-        images = self.step.prepare(raw)
-        seed_step(images.device, self._job.config.seed, replica, epoch, step)
+        seed_step(raw.device, self._job.config.seed, replica, epoch, step)
+        images = self.step.prepare(raw, train=True)
         self.rate = self._schedule.rate(epoch + (step + 0.5) / self._shards.steps)
         self.clock.mark(INPUT)
         self.step.forward(images, labels)

@@ -70,6 +70,8 @@ class Trainer:
                 return self._epochs(position)
         finally:
             self.learner.feed.close()
+            if self._evaluator is not None:
+                self._evaluator.close()
 
     def _epochs(self, position: Position) -> Outcome:
         while position.epoch < self._config.epochs:
@@ -211,5 +213,6 @@ def _make_evaluator(job: Job, comm: Communicator) -> Evaluator | None:
         how=job.config.validate,
         batch=max(job.config.batch, 64),
         device=job.device,
-        cached=job.placement.kind == "device",
+        placement=job.placement,
+        verify=job.config.verify,
     )

@@ -5,19 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from deepex.comm import Communicator
 from deepex.data.dataset import PackedDataset
-from deepex.data.placement import choose_placement
+from deepex.data.direct import Hdf5Config, Hdf5Dataset, find_hdf5
+from deepex.data.placement import Placement, choose_placement, most_modest
 from deepex.data.shard import Shards
+from deepex.engine.activation import activation_bytes
 from deepex.engine.config import RunConfig
-from deepex.engine.job import Job
+from deepex.engine.job import Dataset, Job
 from deepex.engine.layout import choose_layout
 from deepex.engine.objective import make_objective
 from deepex.errors import ConfigError, DataError, UnknownName
 from deepex.machine.hardware import describe_memory
 from deepex.machine.heap import give_back_heap
 from deepex.recipes.network import build_network
+from deepex.record.table import from_table
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -25,31 +29,54 @@ SAMPLES = Path(__file__).parent / "samples"
 def make_job(config: RunConfig, comm: Communicator) -> Job:
     """Open, build and check everything that a mistake in the configuration could spoil, before anything is trained."""
     replicas = config.replicas_on(comm.size)
-    dataset = PackedDataset.open(find_data(config.data))
+    dataset = open_dataset(config)
     if config.objective == "classify" and not dataset.manifest.classes:
         raise DataError(f"{dataset.directory} has no labels, so nothing can be classified: set objective=reconstruct")
     shards = Shards(dataset.part("train").count, replicas, config.batch)
     device = pick_device(config.device, comm.place.local_rank)
-    per_rank = replicas // comm.size
-    samples_bytes = per_rank * shards.size(0) * dataset.manifest.sample_bytes
-    free_host = (describe_memory()["available_bytes"] or 0) // comm.place.local_size
-    free_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host
-    placement = choose_placement(
-        config.placement,
-        samples_bytes=samples_bytes,
-        device=device.type,
-        free_device_bytes=free_device,
-        free_host_bytes=free_host,
-    )
+    network = build_network(config, dataset.manifest)
     return Job(
         config=config,
-        network=build_network(config, dataset.manifest),
+        network=network,
         dataset=dataset,
         device=device,
-        placement=placement,
+        placement=_place(config, dataset, network, device=device, shards=shards, comm=comm),
         replicas=replicas,
         channels_last=config.layout == "channels_last",
     )
+
+
+def _place(
+    config: RunConfig, dataset: Dataset, network: nn.Module, *, device: torch.device, shards: Shards, comm: Communicator
+) -> Placement:
+    """Choose the placement that this rank has memory for."""
+    per_rank, sample_bytes = shards.replicas // comm.size, dataset.manifest.sample_bytes + 8  # and the label
+    validation = dataset.manifest.parts.get("validation")
+    if config.validate == "none" or validation is None:
+        validated = 0
+    else:
+        validated = -(-validation.count // comm.size) if config.validate == "parallel" else validation.count
+    free_host = (describe_memory()["available_bytes"] or 0) // comm.place.local_size
+    on_gpu = device.type == "cuda"
+    weights = sum(parameter.nbytes for parameter in network.parameters())
+    channels, height, width = dataset.manifest.shape
+    return choose_placement(
+        config.placement,
+        samples_bytes=(per_rank * shards.size(0) + validated) * sample_bytes,
+        arena_bytes=3 * weights,  # with gradients and momentum
+        activation_bytes=activation_bytes(network, (channels, *config.augment.size(height, width)), config.batch),
+        device=device.type,
+        free_device_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else free_host,
+        free_host_bytes=free_host,
+        ranks_on_device=-(-comm.place.local_size // torch.cuda.device_count()) if on_gpu else 1,
+        replicas_per_rank=per_rank,
+    )
+
+
+def agree_on_placement(job: Job, comm: Communicator) -> Job:
+    """Take the placement that every rank has memory for, because ranks of a node read for each other. Collective."""
+    chosen = most_modest([Placement(**table) for table in comm.gather(dataclasses.asdict(job.placement))])
+    return dataclasses.replace(job, placement=chosen)
 
 
 def decide_layout(job: Job, comm: Communicator) -> tuple[Job, str]:
@@ -59,13 +86,23 @@ def decide_layout(job: Job, comm: Communicator) -> tuple[Job, str]:
         return job, "asked for"
     found = None
     if comm.rank == 0 and not config.deterministic:
-        shape, objective = job.dataset.manifest.shape, make_objective(config.objective)
-        found = choose_layout(job.network, shape=shape, batch=config.batch, objective=objective, device=job.device)
+        objective = make_objective(config.objective)
+        found = choose_layout(job.network, shape=job.input_shape, batch=config.batch, objective=objective, device=job.device)
         give_back_heap()  # else the run would carry what the trial took
     fixed = (False, "fixed, because deterministic")
     channels_last, reason = comm.gather(fixed if found is None else (found.channels_last, found.reason))[0]
     settled = dataclasses.replace(config, layout="channels_last" if channels_last else "contiguous")
     return dataclasses.replace(job, config=settled, channels_last=channels_last), reason
+
+
+def open_dataset(config: RunConfig) -> Dataset:
+    """Open a packed dataset, or HDF5 files as they are."""
+    path = find_data(config.data)
+    if find_hdf5(path):
+        return Hdf5Dataset.open(path, from_table(Hdf5Config, config.data_options, "data_options."))
+    if config.data_options:
+        raise ConfigError(f"data_options are for HDF5 files that are read without packing, but {path} is none: leave them out")
+    return PackedDataset.open(path)
 
 
 def find_data(data: str) -> Path:
@@ -98,7 +135,7 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
         "comm": {"kind": comm.kind, "reason": comm_reason},
         "device": str(job.device.type),
         "threads": threads,
-        "placement": {"kind": job.placement.kind, "reason": job.placement.reason},
+        "placement": dataclasses.asdict(job.placement),
         "layout": {"kind": job.config.layout, "reason": layout_reason},
         "step": {"kind": "eager", "reason": "PyTorch's operators one by one"},
         "network": {"name": job.config.net, "parameters": parameters},

@@ -23,8 +23,8 @@ from deepex.errors import DataError, RunError
 from deepex.machine import describe
 from deepex.machine.hardware import describe_cpu
 from deepex.machine.heap import give_back_heap, keep_heap
-from deepex.recipes.job import choices, decide_layout, make_job, pick_device
-from deepex.record import RunDirectory
+from deepex.recipes.job import agree_on_placement, choices, decide_layout, make_job, pick_device
+from deepex.record import EpochRecord, RunDirectory
 from deepex.record.files import write_text
 from deepex.record.run import refuse_existing_run
 from deepex.record.table import dump_toml, from_table, to_table
@@ -65,8 +65,8 @@ def train(
 def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, resume: bool, watcher: Watcher) -> RunDirectory:
     checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
     job = together(comm, lambda: make_job(config, comm))
-    if config.verify:
-        together(comm, lambda: _verify(job, comm))
+    together(comm, lambda: _verify(job, comm))
+    job = agree_on_placement(job, comm)
     threads = config.threads or (
         1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size)
     )
@@ -117,10 +117,11 @@ def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.C
 
 
 def _verify(job: Job, comm: Communicator) -> None:
-    bad = job.dataset.verify(comm.rank, comm.size)
+    """See that every file is there and of its size, each rank some of them. What is in a file is checked when it is read."""
+    bad = job.dataset.missing(comm.rank, comm.size)
     if bad:
         more = f" (and {len(bad) - 1} more: see `deepex data verify`)" if len(bad) > 1 else ""
-        raise DataError(f"{bad[0]}{more}; pack the dataset again or copy it anew, or train on it as it is with verify=false")
+        raise DataError(f"{bad[0]}{more}")
 
 
 def _open(path: Path, job: Job, state: dict[str, Any], machines: list[Any] | None, *, resume: bool) -> RunDirectory:
@@ -139,7 +140,16 @@ def _open(path: Path, job: Job, state: dict[str, Any], machines: list[Any] | Non
 def _finish(trainer: Trainer, job: Job, comm: Communicator, run: RunDirectory, outcome: Outcome) -> None:
     if comm.rank == 0 and outcome.status == "finished":
         checkpoints.save_weights(run.path / "weights.safetensors", trainer.learner.arena, job.network)
+    if comm.rank == 0:
+        run.set_state(input_share=_input_share(run.epochs()))
     _note_end(run, comm, outcome.status, outcome.reason)
+
+
+def _input_share(epochs: list[EpochRecord]) -> dict[str, float | None]:
+    """The input phase's share of the time, mean over ranks: of the first epoch, which reads the files, and of all later ones."""
+    shares = [epoch.phase_seconds("input") / (sum(epoch.wall) / epoch.ranks) for epoch in epochs if not epoch.partial]
+    first, later = shares[:1], shares[1:]
+    return {"first_epoch": first[0] if first else None, "steady": sum(later) / len(later) if later else None}
 
 
 def _note_end(run: RunDirectory, comm: Communicator, status: str, reason: str) -> None:

@@ -30,6 +30,4 @@ def pf_small() -> RunConfig:
     """PF with a sixteenth of the CVAE's filters: an epoch of the sample in seconds on 2 cores."""
     optim = OptimConfig(rate=3e-4, momentum=0.9)
     options = {"filters": 8, "features": 64}
-    return RunConfig(
-        net="cvae", net_options=options, data="sample:pf", objective="reconstruct", epochs=5, batch=64, optim=optim
-    )
+    return RunConfig(net="cvae", net_options=options, data="sample:pf", objective="reconstruct", epochs=5, batch=64, optim=optim)

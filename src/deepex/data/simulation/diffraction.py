@@ -55,7 +55,7 @@ NUISANCES: dict[str, Nuisance] = {
     "position": Nuisance(low=-3.0, high=3.0, unit="Å", per="pattern", meaning="of the probe, along both axes"),
     "thickness": Nuisance(low=24.0, high=100.0, unit="Å", per="pattern", meaning="in steps of 4 Å"),
     "defocus": Nuisance(low=-150.0, high=150.0, unit="Å", per="pattern", meaning="of the probe at the entrance surface"),
-    "shift": Nuisance(low=-5.0, high=5.0, unit="pixel", per="pattern", meaning="of the pattern's centre, along both axes"),
+    "shift": Nuisance(low=-7.0, high=7.0, unit="pixel", per="pattern", meaning="of the pattern's centre, along both axes"),
     "dose": Nuisance(
         low=1e5, high=5e5, unit="electron", per="pattern", meaning="in the beam; counts are Poisson", logarithmic=True
     ),

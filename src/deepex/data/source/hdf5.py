@@ -89,7 +89,9 @@ class Hdf5Images(Images):
         self._channels_first = note.startswith("NCHW")
         self.shape = view.shape[1:]
         self._row_bytes = first.row_bytes
-        band = max(table.band for table in tables)
+        # Of a large chunk that is not compressed, any part can be read on its own.
+        band = max(table.band if table.filtered or table.band * self._row_bytes <= _MOST_BYTES else 1 for table in tables)
+        self.band = band  # rows that can only be read together
         self.block = -(-max(1, _LEAST_BYTES // self._row_bytes) // band) * band
         self.busy = any(table.filtered for table in tables)
         files = [table.path.name for table in tables]

@@ -235,7 +235,7 @@ def _open_file(path: Path, shape: tuple[int, int] | None, dtype: Number | None) 
     if len(lines) == 1 and shape is None:
         raise DataError(
             f"{shown(path)} has no blank line, so it is one matrix of {form.lines} x {form.numbers}; put blank lines between "
-            "matrices, or say with --shape HEIGHT WIDTH that each line is one"
+            "matrices, or say with --matrix HEIGHTxWIDTH that each line is one"
         )
     return Source(train=TextMatrices(path, offsets, lines, form, shape if shape is not None else (form.lines, form.numbers)))
 

@@ -15,7 +15,7 @@ import os
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
@@ -133,7 +133,7 @@ class TrajectoryImages(Images):
             at = places[row, atom].tolist()
             bad.setdefault(row, f"atom {self._atoms.indices[atom]} is at {at}; coordinates must be finite: leave the frame out")
             places[row] = 0
-        if any(box is None for box in boxes):
+        if not self._pbc:
             contacts(places, self._cutoff, out)
         for row, box in enumerate(boxes):
             if box is not None and row not in bad:
@@ -166,8 +166,12 @@ class TrajectoryImages(Images):
         """Write the coordinates of one frame into `places`; its box if that is asked for."""
         step = self._reader(file)[frame]
         places[:] = step.positions[self._atoms.indices]
-        box: NDArray[Any] | None = step.dimensions if self._pbc else None
-        if box is not None and (not np.isfinite(box).all() or (box <= 0).any()):
+        if not self._pbc:
+            return None
+        box: NDArray[Any] | None = step.dimensions
+        if box is None:  # also where a PDB file has one box for all its models
+            raise ValueError("the frame has no periodic box, which distances to the nearest image need")
+        if not np.isfinite(box).all() or (box <= 0).any():
             raise ValueError(f"its periodic box is {box.tolist()}, where lengths and angles must be positive")
         return box
 
@@ -242,15 +246,17 @@ def _universe(topology: Path) -> Any:
 
 
 def _select(universe: Any, topology: Path, select: str, trajectory: Frames) -> NDArray[np.int64]:
+    from MDAnalysis.exceptions import SelectionError
+
     try:
         with _quiet():
             # "around 5 protein" asks for coordinates
             universe.trajectory = _opened(trajectory.path, len(universe.atoms), trajectory.offsets)
             atoms = universe.select_atoms(select).ix.astype(np.int64)
             universe.trajectory.close()
-    except _ERRORS as error:
+    except (*_ERRORS, SelectionError) as error:
         raise DataError(
-            f"the selection {select!r} cannot be made in {topology}: {_short(error)}; write it as for MDAnalysis"
+            f"the selection {select!r} cannot be made in {topology}: {_short(error)}; write it as for MDAnalysis, e.g. 'name CA'"
         ) from error
     if len(atoms) < 2:
         raise DataError(
@@ -270,6 +276,11 @@ def _frames(path: Path, topology: Path, total: int) -> Frames:
             atoms, whole, rest = int(reader.n_atoms), int(reader.n_frames), _rest_of_dcd(reader, path)
             reader.close()
     except _ERRORS as error:
+        with suppress(*_ERRORS), _quiet():  # a PDB file of more atoms fails as if it were damaged
+            other = _opened(path, None, None)
+            other.close()
+            if other.n_atoms != total:
+                raise _mismatch(path, other.n_atoms, topology, total) from error
         raise DataError(f"{path} cannot be read as a trajectory: {_short(error)}; restore it, or give another kind") from error
     if atoms != total:
         raise _mismatch(path, atoms, topology, total)
@@ -388,7 +399,7 @@ def _xtc_overflows(path: Path, offsets: NDArray[np.int64], atoms: int) -> list[i
     return np.flatnonzero(~sound).tolist()
 
 
-def _opened(path: Path, total: int, offsets: NDArray[np.int64] | None) -> Any:
+def _opened(path: Path, total: int | None, offsets: NDArray[np.int64] | None) -> Any:
     """A reader of this file, made in steps because of two habits of MDAnalysis.
 
     A reader that fails to open complains once more when it is collected, unless it has something to close. And those of XTC and TRR
@@ -400,7 +411,12 @@ def _opened(path: Path, total: int, offsets: NDArray[np.int64] | None) -> Any:
     reader = kind.__new__(kind)
     reader._auxs, reader.close = {}, lambda: None
     reader._load_offsets = lambda: None if offsets is None else reader._xdr.set_offsets(offsets)
-    reader.__init__(str(path), n_atoms=total)
+    try:
+        reader.__init__(str(path), **({} if total is None else {"n_atoms": total}))
+    except _ERRORS:
+        with suppress(*_ERRORS):
+            kind.close(reader)
+        raise
     del reader.close, reader._load_offsets
     if offsets is not None:
 

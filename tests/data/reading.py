@@ -1,0 +1,119 @@
+"""What the ranks of a node read for each other: `mpiexec -n 3 python -m tests.data.reading WHAT DATA KIND-ORDER…`.
+
+Rank 0 prints what each case gave, rank by rank. `batches`: all ranks train two epochs, and tell which files they opened how often,
+and how much each request asked for. `failure`: what `next` raised.
+"""
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deepex.comm import Communicator
+from deepex.comm.mpi import MpiCommunicator
+from deepex.data.cache import Cache
+from deepex.data.dataset import PackedDataset
+from deepex.data.device import DeviceFeed
+from deepex.data.feed import Feed, HostFeed, SlotFeed
+from deepex.data.order import dataset_order, epoch_order
+from deepex.data.samples import Samples, Turn
+from deepex.data.shard import Shards
+from deepex.data.window import Stream
+from deepex.errors import DeepexError
+
+REPLICAS = 6
+BATCH = 8
+DEVICE = torch.device("cuda" if "--cuda" in sys.argv else "cpu")
+
+
+def make(kind: str, samples: Samples, comm: Communicator | None) -> Feed:
+    if kind == "device":
+        return DeviceFeed(samples, DEVICE, comm, verify=True)
+    store = Cache(samples, comm, verify=True) if kind == "host" else Stream(samples, verify=True)
+    return HostFeed(samples, store) if DEVICE.type == "cpu" else SlotFeed(samples, store, DEVICE)
+
+
+opened, requests = Counter[str](), list[int]()
+
+
+def watch(folder: Path) -> None:
+    """Count which files of `folder` are opened, and note the size of each request."""
+    original = os.preadv
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and Path(arguments[0]).parent == folder:
+            opened[Path(arguments[0]).name] += 1
+
+    def preadv(file: int, views: list[memoryview], offset: int) -> int:
+        requests.append(sum(map(len, views)))
+        return original(file, views, offset)
+
+    sys.addaudithook(note)
+    os.preadv = preadv  # type: ignore[assignment]
+
+
+def batches(comm: Communicator, folder: Path, kind: str, *, shuffled: bool) -> list[Any]:
+    part = PackedDataset.open(folder).part("train")
+    images, labels = part.read(0, part.count)
+    part = PackedDataset.open(folder).part("train")
+    shards, per_rank = Shards(part.count, REPLICAS, BATCH), REPLICAS // comm.size
+    replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
+    opened.clear()
+    requests.clear()
+    samples = Samples(part, shards, replicas, seed=3, shuffled=shuffled)
+    feed = make(kind, samples, comm)
+    half = shards.steps // 2
+    for epoch in range(2):
+        turns = [Turn(replica, *segment) for segment in ((0, half), (half, shards.steps)) for replica in replicas]
+        feed.begin(epoch, turns)
+        for replica, start, stop in turns:
+            order = _order(part, shards, replica, epoch, shuffled=shuffled)
+            for step in range(start, min(stop, -(-len(order) // BATCH))):
+                found = [tensor.cpu().numpy() for tensor in feed.next()]
+                positions = order[step * BATCH : (step + 1) * BATCH]
+                assert (found[0] == images[positions]).all()
+                assert (found[1] == labels[positions]).all()
+    feed.close()
+    return [dict(opened), list(requests)]
+
+
+def failure(comm: Communicator, folder: Path, kind: str, *, shuffled: bool) -> str:
+    part = PackedDataset.open(folder).part("train")
+    per_rank = REPLICAS // comm.size
+    replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
+    samples = Samples(part, Shards(part.count, REPLICAS, BATCH), replicas, seed=3, shuffled=shuffled)
+    feed, said = make(kind, samples, comm), ""
+    feed.begin(0, [Turn(replica, 0, samples.shards.steps) for replica in replicas])  # type: ignore[attr-defined]
+    try:
+        while True:
+            feed.next()
+    except StopIteration:
+        said = "no error"
+    except DeepexError as error:
+        said = f"{type(error).__name__}: {error}"
+    feed.close()
+    return said
+
+
+def _order(part: Any, shards: Shards, replica: int, epoch: int, *, shuffled: bool) -> np.ndarray:
+    keys: Any = {"seed": 3, "replica": replica, "epoch": epoch, "sample_bytes": int(np.prod(part.sample_shape))}
+    if shuffled:
+        return epoch_order(shards.bounds(replica), part.bounds, **keys)
+    bounds = np.array([0, part.count])
+    return dataset_order(part.count, seed=3)[epoch_order(shards.bounds(replica), bounds, **keys)]
+
+
+if __name__ == "__main__":
+    what, data, *cases = (word for word in sys.argv[1:] if not word.startswith("--"))
+    work, comm, rows = {"batches": batches, "failure": failure}[what], MpiCommunicator(), {}
+    watch(Path(data))
+    for case in cases:
+        kind, order = case.split("-")
+        rows[case] = comm.gather(work(comm, Path(data), kind, shuffled=order == "shuffled"))
+    if comm.rank == 0:
+        print(json.dumps(rows))

@@ -1,0 +1,322 @@
+"""The cache of a node: each file read once, by one rank, in large requests, checked; and failures that reach all who wait."""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import deepex
+from deepex.comm.solo import SoloCommunicator
+from deepex.data.cache import Cache
+from deepex.data.dataset import PackedDataset
+from deepex.data.feed import HostFeed
+from deepex.data.gate import Gates
+from deepex.data.node import NodePlan
+from deepex.data.order import epoch_windows
+from deepex.data.pack import pack
+from deepex.data.read import REQUEST_BYTES, Rows, Target, read_rows, requests
+from deepex.data.samples import Samples, Turn
+from deepex.data.shard import Shards
+from deepex.engine.activation import activation_bytes
+from deepex.errors import DataError
+from deepex.recipes.job import SAMPLES
+from tests.mpi import run_deepex, run_ranks
+
+MakeData = Callable[[int], Path]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("deepex")]
+
+
+class Part:
+    """Files of so many samples, as far as a plan needs to know."""
+
+    def __init__(self, files: list[int]) -> None:
+        self.count, self.bounds = sum(files), np.cumsum([0, *files])
+        self.sample_shape, self.dtype = (1, 1, 1), np.dtype(np.uint8)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(1, 5), st.integers(1, 3), st.data())
+def test_each_file_of_a_node_has_one_reader_and_every_sample_one_place(
+    files: list[int], ranks: int, per_rank: int, data: st.DataObject
+) -> None:
+    """For any ranks of a job that happen to be on one node."""
+    part: Any = Part(files)
+    if part.count < ranks * per_rank:
+        return
+    shards = Shards(part.count, ranks * per_rank, 1)
+    here = data.draw(st.lists(st.integers(0, ranks - 1), min_size=1, unique=True))
+    neighbours = [range(rank * per_rank, (rank + 1) * per_rank) for rank in here]
+    for shuffled in (True, False):
+        samples = Samples(part, shards, neighbours[0], seed=1, shuffled=shuffled)
+        plan = NodePlan(samples, neighbours)
+        assert set(plan.reader) == set(plan.files)
+        places = set[tuple[int, int]]()
+        for file in plan.files:
+            low = int(part.bounds[file])
+            found = (
+                [(n.rank, n.position + k, low + n.first + k) for n in plan.needs(file) for k in range(n.size)]
+                if shuffled
+                else [(n.rank, p, low + row) for n in plan.scattered(file) for row, p in zip(n.rows, n.positions, strict=True)]
+            )
+            for rank, position, in_files in found:
+                mine = Samples(part, shards, neighbours[rank], seed=1, shuffled=shuffled)
+                assert mine.in_files(np.array([position]))[0] == in_files
+                assert (rank, position) not in places
+                places.add((rank, position))
+            assert not shuffled or plan.reader[file] in {n.rank for n in plan.needs(file)}
+        assert len(places) == sum(stop - start for start, stop in plan.spans)
+        order = plan.ordered(2, [Turn(r, 0, shards.steps) for r in neighbours[0]])
+        assert sorted(order) == plan.files
+
+
+def test_files_are_read_in_the_order_of_their_first_use() -> None:
+    """One replica per rank: of its own files, the first window's come first; a file for two ranks comes when the first needs it."""
+    part: Any = Part([10] * 8)
+    shards = Shards(80, 2, 4)
+    neighbours = [range(1), range(1, 2)]
+    plan = NodePlan(Samples(part, shards, neighbours[0], seed=1, shuffled=True), neighbours)
+    for epoch in (0, 1):
+        order = plan.ordered(epoch, [Turn(0, 0, shards.steps)])
+        for replica in (0, 1):
+            keys: Any = {"seed": 1, "replica": replica, "epoch": epoch, "sample_bytes": 1}
+            windows = epoch_windows(shards.bounds(replica), part.bounds, **keys)
+            needed = [piece[0] // 10 for window in windows for piece in window.pieces]
+            mine = [file for file in order if file in needed]
+            assert mine == needed if epoch == 0 else sorted(mine) == sorted(needed)
+    half = plan.ordered(0, [Turn(0, 5, shards.steps)])
+    first = epoch_windows(shards.bounds(0), part.bounds, seed=1, replica=0, epoch=0, sample_bytes=1)[0]
+    assert half.index(first.pieces[0][0] // 10) >= 4, "what a resumed epoch has behind it comes last"
+
+
+@pytest.fixture(scope="module")
+def many_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 images in files of 32: a rank of two or three starts within a file."""
+    return make_files(tmp_path_factory.mktemp("many"), 300, 32)
+
+
+def make_files(folder: Path, count: int, per_file: int) -> Path:
+    sample = PackedDataset.open(SAMPLES / "fashion")
+    images, labels = sample.part("train").read(0, count)
+    np.savez(folder / "some.npz", images=images, labels=labels)
+    pack(folder / "some.npz", folder / "packed", classes=sample.manifest.classes, validation=0.0, file_bytes=per_file * 784)
+    return folder / "packed"
+
+
+def on_ranks(ranks: int, *arguments: object) -> dict[str, list[Any]]:
+    result = run_ranks(ranks, "-m", "tests.data.reading", *map(str, arguments))
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+CASES = ["host-shuffled", "host-given", "device-shuffled", "device-given"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_file_is_opened_once_by_one_rank_of_a_node(ranks: int, many_files: Path) -> None:
+    """And all ranks get the batches that they would have read themselves (checked there), from `stream` too."""
+    found = on_ranks(ranks, "batches", many_files, *CASES, "stream-shuffled")
+    names = {path.name for path in many_files.glob("*.npy")}
+    assert len(names) == 20
+    sizes = {path.stat().st_size for path in many_files.glob("*.npy")}
+    for case in CASES:
+        opened = [name for counts, _ in found[case] for name, times in counts.items() for _ in range(times)]
+        assert sorted(opened) == sorted(names), "each of the files, and none twice"
+        assert ranks == 1 or all(counts for counts, _ in found[case]), "and not all by one rank"
+        assert all(size in sizes for _, requested in found[case] for size in requested), "a small file is one request"
+
+
+def test_a_failed_read_reaches_all_ranks(tmp_path: Path) -> None:
+    """One file for three ranks: rank 0 reads it, and finds it changed."""
+    folder = make_files(tmp_path, 60, 100)
+    damage(folder / "train-00000.npy")
+    for said in on_ranks(3, "failure", folder, *CASES).values():
+        assert len(said) == 3
+        assert all(text.startswith("DataError") and "train-00000.npy was changed after packing" in text for text in said)
+        assert all("verify=false" in text for text in said)
+        assert all("rank 0" in text for text in said[1:])
+
+
+def test_a_file_that_vanishes_fails_those_who_need_it(tmp_path: Path) -> None:
+    folder = make_files(tmp_path, 60, 30)
+    (folder / "train-00001.npy").unlink()
+    (said,) = on_ranks(2, "failure", folder, "host-given").values()
+    assert all("DataError" in text and "train-00001.npy is missing" in text for text in said)
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 255
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("placement", ["device", "host", "stream"])
+@pytest.mark.parametrize("name", ["train-00001.npy", "train-00001-labels.npy", "validation-00000.npy"])
+def test_a_damaged_file_ends_the_run_before_its_first_checkpoint(
+    placement: str, name: str, make_data: MakeData, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(make_data(130), data)
+    swap_labels(data / name) if "labels" in name else damage(data / name)
+    keys = {"data": str(data), "epochs": 1, "batch": 8, "placement": placement, "replicas": 2, "threads": 1}
+    with pytest.raises(DataError, match=rf"{name} was changed after packing.*verify=false"):
+        deepex.train(deepex.recipe("fashion", keys), SoloCommunicator(), out=tmp_path / "run")
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    run = deepex.train(deepex.recipe("fashion", {**keys, "verify": False}), SoloCommunicator(), out=tmp_path / "as-it-is")
+    assert run.state["status"] == "finished"
+
+
+def swap_labels(path: Path) -> None:
+    labels = np.load(path)
+    assert labels[0] != labels[-1]
+    labels[[0, -1]] = labels[[-1, 0]]
+    np.save(path, labels)
+
+
+def test_a_damaged_dataset_ends_a_job_of_ranks_with_2(make_data: MakeData, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(make_data(130), data)
+    damage(data / "train-00001.npy")
+    settings = [f"--set={s}" for s in (f"data={data}", "epochs=1", "batch=8", "threads=1")]
+    result = run_deepex("train", "fashion", "--ranks=2", f"--out={tmp_path / 'run'}", *settings, timeout=60)
+    assert result.returncode == 2, result.stderr
+    assert "train-00001.npy was changed after packing" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_truncated_file_is_named_before_anything_is_trained(make_data: MakeData, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(make_data(130), data)
+    path = data / "train-00002.npy"
+    path.write_bytes(path.read_bytes()[:-5000])
+    config = deepex.recipe("fashion", {"data": str(data), "epochs": 1, "batch": 8})
+    with pytest.raises(DataError, match=r"train-00002.npy is truncated"):
+        deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_cache_takes_little_more_than_the_samples(tmp_path: Path) -> None:
+    part = PackedDataset.open(make_files(tmp_path, 2000, 200)).part("train")
+    samples = Samples(part, Shards(2000, 1, 32), range(1), seed=1, shuffled=True)
+    cache = Cache(samples)
+    assert cache.num_bytes <= 1.1 * 2000 * 784
+    assert cache.images.dtype == np.uint8
+
+
+def test_a_run_records_the_estimate_and_the_share_of_input(make_data: MakeData, tmp_path: Path) -> None:
+    config = deepex.recipe("fashion", {"data": str(make_data(64)), "epochs": 3, "batch": 8, "net": "lenet", "threads": 1})
+    state = deepex.train(config, SoloCommunicator(), out=tmp_path / "run").state
+    estimate = state["placement"]["estimate"]
+    assert estimate["samples_bytes"] == (64 + 64) * (784 + 8)
+    assert estimate["activation_bytes"] > 8 * 784
+    assert 0 < state["input_share"]["steady"] < 1
+    assert 0 < state["input_share"]["first_epoch"] < 1
+    one = deepex.train(
+        deepex.recipe("fashion", {"data": str(make_data(64)), "epochs": 1}), SoloCommunicator(), out=tmp_path / "one"
+    )
+    assert one.state["input_share"]["steady"] is None
+
+
+@given(st.integers(1, 100_000), st.integers(1, 1_000_000), st.integers(0, 1000))
+def test_requests_are_large_or_one(count: int, row_bytes: int, first: int) -> None:
+    found = list(requests(first, first + count, row_bytes))
+    assert (found[0][0], found[-1][1]) == (first, first + count)
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
+    sizes = [(high - low) * row_bytes for low, high in found]
+    assert len(found) == 1 or min(sizes) >= REQUEST_BYTES
+    assert max(sizes) < 2 * REQUEST_BYTES + 2 * row_bytes
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_a_short_read_is_continued(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A system may give fewer bytes than were asked for, and a file's rows may go to several places."""
+    folder = tmp_path_factory.mktemp("short")
+    rows = np.arange(40 * 7, dtype=np.uint8).reshape(40, 7)
+    (folder / "file").write_bytes(b"head" + rows.tobytes())
+    edges = sorted(data.draw(st.lists(st.integers(0, 40), min_size=2, max_size=6, unique=True)))
+    out, labels = np.zeros_like(rows), np.zeros(40, np.int64)
+    targets = [Target(a, b, out[a:b], labels[a:b]) for a, b in list(itertools.pairwise(edges))[::2]]
+    original, hashing = os.preadv, data.draw(st.booleans())
+
+    def preadv(file: int, views: list[memoryview], offset: int) -> int:
+        return original(file, [views[0][: data.draw(st.integers(1, len(views[0])))]], offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "preadv", preadv)
+        sink = Rows(targets, 7)
+        keys: Any = {"row_bytes": 7, "count": 40, "span": (edges[0], edges[-1]), "hashing": hashing}
+        header, digest = read_rows(folder / "file", sink=sink, **keys)
+    assert digest == (hashlib.sha256((folder / "file").read_bytes()).hexdigest() if hashing else None)
+    assert header == b"head"
+    wanted = np.zeros(40, bool)
+    for target in targets:
+        wanted[target.first : target.last] = True
+    assert (out[wanted] == rows[wanted]).all()
+    assert not out[~wanted].any()
+
+
+def test_a_file_that_is_cut_while_it_is_read(many_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = PackedDataset.open(many_files).part("train")
+    feed = HostFeed(samples := Samples(part, Shards(300, 1, 8), range(1), seed=1, shuffled=True), Cache(samples))
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    feed.begin(0, [Turn(0, 0, 38)])
+    with pytest.raises(DataError, match=r"ends at offset 0.*cut while in use"):
+        feed.next()
+    feed.close()
+
+
+def test_a_gate_opens_once_for_all() -> None:
+    gates = Gates(np.zeros(2 * Gates.NUM_BYTES, np.uint8), 2)
+    gates.make()
+    assert not gates.passed(0, 0.01)
+    passed = []
+    waiting = [threading.Thread(target=lambda: passed.append(gates.passed(1, 30))) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    gates.open(1)
+    for thread in waiting:
+        thread.join()
+    assert passed == [True] * 3
+    assert gates.passed(1, 0)
+    assert not gates.passed(0, 0)
+
+
+def test_activations_are_those_that_a_step_keeps() -> None:
+    """A linear layer keeps its input, ReLU its output, which the next layer shares; a real step keeps the same."""
+    from torch import nn
+
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
+    assert activation_bytes(network, (1, 28, 28), 32) == 32 * 4 * (784 + 100)
+    assert activation_bytes(deepex_network("resnet50"), (3, 224, 224), 2) > 2 * 80_000_000
+    assert all(parameter.device.type == "cpu" for parameter in network.parameters())
+
+
+def test_activations_of_a_network_that_needs_values_are_unknown() -> None:
+    from torch import nn
+
+    class Looks(nn.Linear):
+        def forward(self, images: Any) -> Any:
+            return super().forward(images.flatten(1)) * images.sum().item()
+
+    assert activation_bytes(Looks(784, 10), (1, 28, 28), 4) is None
+
+
+def deepex_network(name: str) -> Any:
+    from deepex.nets import build
+
+    return build(name, channels=3, size=(224, 224), classes=1000)
