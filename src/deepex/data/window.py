@@ -87,9 +87,11 @@ class Windows(Store):
         rows = epoch.rows[begin:end] % self._capacity
         np.take(self._images, rows, axis=0, out=images, mode="clip")  # "clip": "raise" would buffer `out`
         np.take(self._labels, rows, axis=0, out=labels, mode="clip")
-        with self._change:
-            self._freed = load.stop if end == epoch.plan.ends[last] else load.start
-            self._change.notify_all()
+        freed = load.stop if end == epoch.plan.ends[last] else load.start
+        if freed != self._freed:  # else the reader would wake at every batch, and take the interpreter from the step
+            with self._change:
+                self._freed = freed
+                self._change.notify_all()
 
     def close(self) -> None:  # noqa: D102
         with self._change:
