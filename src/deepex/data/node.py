@@ -49,10 +49,10 @@ class NodePlan:
     def __init__(self, samples: Samples, neighbours: Sequence[range]) -> None:
         self._samples, self._neighbours = samples, neighbours
         self._bounds = samples.part.bounds
-        self._places = samples.places()
+        self._places: NDArray[np.int64] | None = None
         self.spans = [samples.span(replicas) for replicas in neighbours]
-        self._needs = self._find_needs() if self._places is None else {}
-        self.files = sorted(self._needs) if self._places is None else list(range(len(self._bounds) - 1))
+        self._needs = self._find_needs() if samples.in_file_order else {}
+        self.files = sorted(self._needs) if samples.in_file_order else list(range(len(self._bounds) - 1))
         self.reader = {file: self._reader(index, file) for index, file in enumerate(self.files)}
 
     def _find_needs(self) -> dict[int, list[Need]]:
@@ -70,7 +70,9 @@ class NodePlan:
 
     def scattered(self, file: int) -> list[Scattered]:
         """Who needs which samples of a file of a dataset that was not packed shuffled."""
-        assert self._places is not None
+        if self._places is None:
+            self._places = self._samples.places()
+            assert self._places is not None
         places = self._places[self._bounds[file] : self._bounds[file + 1]]
         found = []
         for rank, (start, stop) in enumerate(self.spans):
@@ -78,15 +80,19 @@ class NodePlan:
             found.append(Scattered(rank, rows, places[rows] - start))
         return found
 
+    def forget(self) -> None:
+        """Give back the memory of the shuffle, when this rank has read all its files."""
+        self._places = None
+
     def files_of(self, rank: int) -> list[int]:
         """The files that a rank waits for."""
-        if self._places is not None:
+        if not self._samples.in_file_order:
             return self.files
         return [file for file in self.files if any(need.rank == rank for need in self.needs(file))]
 
     def ordered(self, epoch: int, turns: Sequence[Turn]) -> list[int]:
         """The node's files, first the one that some rank needs first when it starts with these turns."""
-        if self._places is not None:
+        if not self._samples.in_file_order:
             return self.files
         first: dict[int, float] = {}
         for replicas in self._neighbours:
@@ -95,7 +101,7 @@ class NodePlan:
         return sorted(self.files, key=lambda file: first[file])
 
     def _reader(self, index: int, file: int) -> int:
-        if self._places is not None:
+        if not self._samples.in_file_order:
             return index % len(self.spans)
         return max(self.needs(file), key=lambda need: (need.size, -need.rank)).rank
 

@@ -78,7 +78,7 @@ class Samples:
         self.count = self.stop - self.start
         self.in_file_order = shuffled or seed is None
         self.sample_bytes = int(np.prod(part.sample_shape)) * part.dtype.itemsize
-        self._in_files = None if shuffled or seed is None else dataset_order(part.count, seed=seed)
+        self._in_files = None if self.in_file_order else self._shuffle()[self.start : self.stop]
         self._cuts = part.bounds if self.in_file_order else np.array([0, part.count])
 
     def span(self, replicas: range) -> Piece:
@@ -120,15 +120,20 @@ class Samples:
 
     def in_files(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Turn positions among these samples into positions in the files."""
-        return positions + self.start if self._in_files is None else self._in_files[positions + self.start]
+        return positions + self.start if self._in_files is None else self._in_files[positions]
 
     def places(self) -> NDArray[np.int64] | None:
         """Where each sample of the files stands in the part's shuffle; None where it is not shuffled here."""
-        if self._in_files is None:
+        if self.in_file_order:
             return None
-        places = np.empty_like(self._in_files)
-        places[self._in_files] = np.arange(len(places))
+        in_files = self._shuffle()
+        places = np.empty_like(in_files)
+        places[in_files] = np.arange(len(places))
         return places
+
+    def _shuffle(self) -> NDArray[np.int64]:
+        assert self.seed is not None
+        return dataset_order(self.part.count, seed=self.seed)
 
     def _shard(self, replica: int) -> tuple[Piece, NDArray[np.int64]]:
         return self.shards.bounds(replica), self._cuts
