@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader, Dataset
 import bench
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset, PackedPart
-from deepex.data.feed import Batch, Feed
+from deepex.data.feeds.feed import Batch, Feed
+from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.pack import pack
-from deepex.data.samples import Samples, Turn
 from deepex.engine.config import RunConfig
 from deepex.engine.learner import Learner
 from deepex.engine.optim import OptimConfig

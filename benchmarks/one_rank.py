@@ -23,7 +23,7 @@ from torch.nn import functional
 import bench
 import deepex
 from deepex.comm.solo import SoloCommunicator
-from deepex.data.order import epoch_order
+from deepex.data.feeds.order import epoch_order
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
 from deepex.engine.trainer import Trainer

@@ -36,7 +36,7 @@ from deepex.comm.distributed import DistributedCommunicator
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import abort_on_failure
-from deepex.data.order import epoch_order
+from deepex.data.feeds.order import epoch_order
 from deepex.engine.config import RunConfig
 from deepex.engine.learner import Learner
 from deepex.recipes.job import decide_layout, make_job

@@ -165,8 +165,8 @@ def test_imports_point_to_the_left() -> None:
     ("module", "line"),
     [
         ("deepex.record.run", "from deepex.machine import describe"),
-        ("deepex.data.feed", "from deepex.sync.period import parse_period"),
-        ("deepex.sync.period", "import deepex.data.shard"),
+        ("deepex.data.feeds.feed", "from deepex.sync.period import parse_period"),
+        ("deepex.sync.period", "import deepex.data.feeds.shard"),
         ("deepex.engine.step", "from deepex import nets"),
         ("deepex.engine.step", "def f():\n    from deepex.nets.lenet import lenet"),
         ("deepex.nets.lenet", "from deepex.record import PHASES"),

@@ -16,14 +16,14 @@ import torch
 
 from deepex.comm import Communicator
 from deepex.comm.mpi import MpiCommunicator
-from deepex.data.cache import Cache
 from deepex.data.dataset import PackedDataset
-from deepex.data.device import DeviceFeed
-from deepex.data.feed import Feed, HostFeed, SlotFeed
-from deepex.data.order import dataset_order, epoch_order
-from deepex.data.samples import Samples, Turn
-from deepex.data.shard import Shards
-from deepex.data.window import Stream
+from deepex.data.feeds.cache import Cache
+from deepex.data.feeds.device import DeviceFeed
+from deepex.data.feeds.feed import Feed, HostFeed, SlotFeed
+from deepex.data.feeds.order import dataset_order, epoch_order
+from deepex.data.feeds.samples import Samples, Turn
+from deepex.data.feeds.shard import Shards
+from deepex.data.feeds.window import Stream
 from deepex.errors import DeepexError
 
 REPLICAS = 6

@@ -20,16 +20,16 @@ from torch import nn
 import deepex
 import tests.networks
 from deepex.comm.solo import SoloCommunicator
-from deepex.data.cache import Cache
 from deepex.data.dataset import PackedDataset
-from deepex.data.feed import HostFeed
-from deepex.data.gate import Gates
-from deepex.data.node import NodePlan
-from deepex.data.order import epoch_windows
+from deepex.data.feeds.cache import Cache
+from deepex.data.feeds.feed import HostFeed
+from deepex.data.feeds.gate import Gates
+from deepex.data.feeds.node import NodePlan
+from deepex.data.feeds.order import epoch_windows
+from deepex.data.feeds.read import REQUEST_BYTES, Rows, Target, read_rows, requests
+from deepex.data.feeds.samples import Samples, Turn
+from deepex.data.feeds.shard import Shards
 from deepex.data.pack import pack
-from deepex.data.read import REQUEST_BYTES, Rows, Target, read_rows, requests
-from deepex.data.samples import Samples, Turn
-from deepex.data.shard import Shards
 from deepex.engine.activation import activation_bytes
 from deepex.errors import DataError
 from deepex.nets import build

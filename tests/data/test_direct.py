@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import deepex
 from deepex.data.direct import Hdf5Config, Hdf5Dataset, Hdf5Part
-from deepex.data.read import Rows, Target
+from deepex.data.feeds.read import Rows, Target
 from deepex.errors import ConfigError, DataError
 from tests.mpi import run_deepex, run_ranks
 

@@ -13,18 +13,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepex.data import order as orders
-from deepex.data.cache import Cache
 from deepex.data.dataset import PackedDataset, PackedPart
-from deepex.data.device import DeviceFeed
-from deepex.data.feed import Feed, HostFeed, SlotFeed
-from deepex.data.order import cut, epoch_groups, epoch_order, epoch_windows
+from deepex.data.feeds import order as orders
+from deepex.data.feeds.cache import Cache
+from deepex.data.feeds.device import DeviceFeed
+from deepex.data.feeds.feed import Feed, HostFeed, SlotFeed
+from deepex.data.feeds.order import cut, epoch_groups, epoch_order, epoch_windows
+from deepex.data.feeds.placement import Placement, choose_placement, make_feed, most_modest
+from deepex.data.feeds.samples import Samples, Turn
+from deepex.data.feeds.shard import Shards, Slices
+from deepex.data.feeds.window import Maps, Stream, Windows, one_by_one, ring_rows
 from deepex.data.pack import pack
-from deepex.data.placement import Placement, choose_placement, make_feed, most_modest
 from deepex.data.prepare import Prepare
-from deepex.data.samples import Samples, Turn
-from deepex.data.shard import Shards, Slices
-from deepex.data.window import Maps, Stream, Windows, one_by_one, ring_rows
 from deepex.errors import ConfigError
 from deepex.recipes.job import SAMPLES
 

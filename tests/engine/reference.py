@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from deepex.data.dataset import PackedDataset
-from deepex.data.order import epoch_order
-from deepex.data.shard import Shards
+from deepex.data.feeds.order import epoch_order
+from deepex.data.feeds.shard import Shards
 from deepex.engine.config import RunConfig
 from deepex.recipes.network import build_network
 from deepex.sync import parse_period, segments

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
-from deepex.data.order import epoch_order
-from deepex.data.shard import Shards
+from deepex.data.feeds.order import epoch_order
+from deepex.data.feeds.shard import Shards
 from deepex.engine.config import RunConfig
 from deepex.engine.optim import OptimConfig
 from deepex.recipes.network import build_network

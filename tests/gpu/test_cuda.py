@@ -9,9 +9,9 @@ import torch
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
-from deepex.data.placement import Placement, make_feed
-from deepex.data.samples import Samples, Turn
-from deepex.data.shard import Shards
+from deepex.data.feeds.placement import Placement, make_feed
+from deepex.data.feeds.samples import Samples, Turn
+from deepex.data.feeds.shard import Shards
 from deepex.engine.trainer import Trainer
 from deepex.engine.watch import Watcher
 from deepex.recipes.job import make_job

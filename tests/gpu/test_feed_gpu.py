@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from deepex.data import order as orders
 from deepex.data.dataset import PackedDataset, PackedPart
-from deepex.data.feed import Feed
+from deepex.data.feeds import order as orders
+from deepex.data.feeds.feed import Feed
+from deepex.data.feeds.placement import Placement, make_feed
+from deepex.data.feeds.samples import Samples, Turn
+from deepex.data.feeds.shard import Shards
 from deepex.data.pack import pack
-from deepex.data.placement import Placement, make_feed
-from deepex.data.samples import Samples, Turn
-from deepex.data.shard import Shards
 from tests.mpi import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]

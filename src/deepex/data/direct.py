@@ -16,9 +16,9 @@ from typing import Any, Final, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from deepex.data.feeds.read import Sink, requests
 from deepex.data.manifest import Manifest, Part
 from deepex.data.packing.moments import Moments
-from deepex.data.read import Sink, requests
 from deepex.data.source.base import Images, Source
 from deepex.data.source.hdf5 import Hdf5Images, open_hdf5
 from deepex.data.source.layout import Layout

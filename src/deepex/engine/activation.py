@@ -3,7 +3,7 @@
     activation_bytes(network, shape=(3, 224, 224), batch=128)      # 11_000_000_000 for ResNet-50; None if it cannot be told
 
 Two images run forward through the network on the CPU, and what autograd keeps of them is added up. (The meta device would need no
-arithmetic, but takes a second and 90 MB of modules to start.) It counts float32: with bf16 a step keeps about half.
+arithmetic, but takes a second or two to load.) It counts float32: with bf16 a step keeps about half.
 """
 
 import copy

@@ -21,11 +21,11 @@ class RunConfig:
     """Everything that decides a run.
 
     `net`: a name of `deepex.nets` or `package.module:function`; `net_options` go to that function; `init` initialises its weights.
-    `data`: the directory of a packed dataset, or `sample:NAME` for one that comes with DeepEx.
+    `data`: the directory of a packed dataset, `sample:NAME` for one that comes with DeepEx, or HDF5 files.
     `replicas`: 0 for one per rank. `batch` is per replica. `validate`: by all ranks in `parallel`, on `rank0` as in the paper, or
-    `none`. `threads`: per rank, 0 for the cores of the node divided among its ranks. `verify`: check the dataset's checksums first.
-    `layout`: order of image tensors in memory. `data_options`: how an HDF5 file is read without packing. `augment`: random crops
-    and flips.
+    `none`. `threads`: per rank, 0 for the cores of the node divided among its ranks. `verify`: check the dataset's
+    checksums as its files are read. `layout`: order of image tensors in memory. `data_options`: how HDF5 is read without packing.
+    `augment`: random crops and flips.
     """
 
     net: str

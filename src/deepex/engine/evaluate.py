@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from deepex.comm import Communicator
-from deepex.data.feed import Feed
-from deepex.data.placement import Placement, make_feed
-from deepex.data.samples import Files, Samples, Turn
-from deepex.data.shard import Slices
+from deepex.data.feeds.feed import Feed
+from deepex.data.feeds.placement import Placement, make_feed
+from deepex.data.feeds.samples import Files, Samples, Turn
+from deepex.data.feeds.shard import Slices
 from deepex.engine.objective import Objective
 from deepex.engine.step import EagerStep
 

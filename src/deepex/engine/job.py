@@ -7,8 +7,8 @@ from torch import nn
 
 from deepex.data.dataset import PackedDataset
 from deepex.data.direct import Hdf5Dataset
-from deepex.data.placement import Placement
-from deepex.data.shard import Shards
+from deepex.data.feeds.placement import Placement
+from deepex.data.feeds.shard import Shards
 from deepex.engine.config import RunConfig
 
 Dataset = PackedDataset | Hdf5Dataset

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from deepex.comm import Communicator
-from deepex.data.placement import make_feed
+from deepex.data.feeds.placement import make_feed
+from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.prepare import Prepare
-from deepex.data.samples import Samples, Turn
 from deepex.engine.arena import Arena
 from deepex.engine.counters import Counters
 from deepex.engine.job import Job

@@ -10,8 +10,8 @@ from torch import nn
 from deepex.comm import Communicator
 from deepex.data.dataset import PackedDataset
 from deepex.data.direct import Hdf5Config, Hdf5Dataset, find_hdf5
-from deepex.data.placement import Placement, choose_placement, most_modest
-from deepex.data.shard import Shards
+from deepex.data.feeds.placement import Placement, choose_placement, most_modest
+from deepex.data.feeds.shard import Shards
 from deepex.engine.activation import activation_bytes
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Dataset, Job

@@ -19,7 +19,7 @@ from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
 from deepex.engine.trainer import Outcome, Trainer
 from deepex.engine.watch import Watcher
-from deepex.errors import DataError, RunError
+from deepex.errors import DataError, DeepexError, RunError
 from deepex.machine import describe
 from deepex.machine.hardware import describe_cpu
 from deepex.machine.heap import give_back_heap, keep_heap
@@ -90,8 +90,8 @@ def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, re
             watcher.began(run.state)
         try:
             outcome = trainer.run(position)
-        except AgreedError as agreed:
-            _note_end(run, comm, "failed", str(agreed))
+        except (AgreedError, DeepexError) as error:
+            _note_end(run, comm, "failed", str(error))
             raise
         _finish(trainer, job, comm, run, outcome)
         if comm.rank == 0:

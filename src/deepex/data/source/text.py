@@ -387,9 +387,10 @@ def _values(text: bytes, count: int, form: Form) -> NDArray[Any] | None:
 
 def _parsed(text: bytes) -> NDArray[np.float64]:
     """What numpy makes of the text; ValueError for words, and for lines of different lengths."""
-    if not text:
+    plain = (text.replace(b"\r\n", b"\n") if b"\r" in text else text).decode("ascii")
+    if not plain.strip():
         raise ValueError
-    lines = (text.replace(b"\r\n", b"\n") if b"\r" in text else text).decode("ascii").split("\n")
+    lines = plain.split("\n")
     return np.loadtxt(lines, np.float64, comments=None, delimiter="," if "," in lines[0] else None, ndmin=2)
 
 

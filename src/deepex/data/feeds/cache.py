@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepex.comm.base import Communicator
-from deepex.data.exchange import Exchange
-from deepex.data.order import Window
-from deepex.data.samples import Plan, Samples, Turn
-from deepex.data.store import Store
+from deepex.data.feeds.exchange import Exchange
+from deepex.data.feeds.order import Window
+from deepex.data.feeds.samples import Plan, Samples, Turn
+from deepex.data.feeds.store import Store
 
 
 @final

@@ -16,8 +16,8 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.order import cut
-from deepex.data.samples import Samples, Turn
+from deepex.data.feeds.order import cut
+from deepex.data.feeds.samples import Samples, Turn
 
 
 class Need(NamedTuple):

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.order import Piece, cut, window_samples
-from deepex.data.read import Rows, Stopped, Target
-from deepex.data.samples import Plan, Samples, Turn
-from deepex.data.store import Store
+from deepex.data.feeds.order import Piece, cut, window_samples
+from deepex.data.feeds.read import Rows, Stopped, Target
+from deepex.data.feeds.samples import Plan, Samples, Turn
+from deepex.data.feeds.store import Store
 
 
 class _Load(NamedTuple):

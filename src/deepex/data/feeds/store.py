@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.samples import Turn
+from deepex.data.feeds.samples import Turn
 
 
 class Store(ABC):

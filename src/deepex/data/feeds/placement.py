@@ -12,11 +12,11 @@ from typing import Final
 import torch
 
 from deepex.comm.base import Communicator
-from deepex.data.cache import Cache
-from deepex.data.device import DeviceFeed
-from deepex.data.feed import Feed, HostFeed, SlotFeed
-from deepex.data.samples import Samples
-from deepex.data.window import Stream
+from deepex.data.feeds.cache import Cache
+from deepex.data.feeds.device import DeviceFeed
+from deepex.data.feeds.feed import Feed, HostFeed, SlotFeed
+from deepex.data.feeds.samples import Samples
+from deepex.data.feeds.window import Stream
 
 PLACEMENTS: Final = ("auto", "device", "host", "stream")
 _HOST_SHARE: Final = 0.8  # of what is free there; the rest is for the page cache and the other users of the machine

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.order import Piece, Window, dataset_order, epoch_groups, epoch_windows
-from deepex.data.read import Sink
+from deepex.data.feeds.order import Piece, Window, dataset_order, epoch_groups, epoch_windows
+from deepex.data.feeds.read import Sink
 
 
 class Turn(NamedTuple):

@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from deepex.comm.base import Communicator
-from deepex.data.cache import Cache
-from deepex.data.exchange import Exchange
-from deepex.data.feed import Batch, Feed
-from deepex.data.read import Rows, Sink, Stopped, Target, most_rows
-from deepex.data.samples import Plan, Samples, Turn
+from deepex.data.feeds.cache import Cache
+from deepex.data.feeds.exchange import Exchange
+from deepex.data.feeds.feed import Batch, Feed
+from deepex.data.feeds.read import Rows, Sink, Stopped, Target, most_rows
+from deepex.data.feeds.samples import Plan, Samples, Turn
 
 
 @final

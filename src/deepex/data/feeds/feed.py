@@ -19,8 +19,8 @@ from typing import Any, final
 
 import torch
 
-from deepex.data.samples import Samples, Turn
-from deepex.data.store import Store
+from deepex.data.feeds.samples import Samples, Turn
+from deepex.data.feeds.store import Store
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

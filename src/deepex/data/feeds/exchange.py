@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from deepex.comm.base import Communicator
 from deepex.comm.shared import share_memory
-from deepex.data.gate import Gates
-from deepex.data.node import Need, NodePlan, Scattered
+from deepex.data.feeds.gate import Gates
+from deepex.data.feeds.node import Need, NodePlan, Scattered
+from deepex.data.feeds.read import Rows, Sink, Stopped, Target, most_rows
+from deepex.data.feeds.samples import Samples
 from deepex.data.npy import byte_view
-from deepex.data.read import Rows, Sink, Stopped, Target, most_rows
-from deepex.data.samples import Samples
 from deepex.errors import DataError, DeepexError
 
 _FAILED: Final = 1
