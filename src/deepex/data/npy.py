@@ -96,7 +96,7 @@ def load_compressed(path: Path) -> NDArray[Any]:
     return np.frombuffer(values, header.dtype).reshape(header.shape, order=order)  # type: ignore[call-overload,no-any-return]
 
 
-def write_npy(path: Path, array: NDArray[Any]) -> str:
+def write_npy(path: Path, array: NDArray[Any], *, flush: bool = True) -> str:
     """Write a C-contiguous array to `path`, atomically, compressed if the name says so; return the SHA-256 of the file."""
     buffer = io.BytesIO()
     npy_format.write_array_header_1_0(buffer, npy_format.header_data_from_array_1_0(array))
@@ -109,7 +109,7 @@ def write_npy(path: Path, array: NDArray[Any]) -> str:
             for piece in pieces:
                 file.write(piece)
 
-    write_atomic(path, write)
+    write_atomic(path, write, flush=flush)
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)

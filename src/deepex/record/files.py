@@ -15,14 +15,19 @@ from typing import Any
 from deepex.errors import RunError, StorageError
 
 
-def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it into place."""
+def write_atomic(path: Path, write: Callable[[Path], None], *, flush: bool = True) -> None:
+    """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it into place.
+
+    Without `flush` a loss of power, but no kill, may leave a broken file: for whoever flushes many at once later.
+    """
     temporary = path.with_name(f".{path.name}.part")
     try:
         write(temporary)
-        _flush(temporary)
+        if flush:
+            flush_file(temporary)
         temporary.replace(path)
-        _flush(path.parent)
+        if flush:
+            flush_file(path.parent)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -68,7 +73,7 @@ def _write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _flush(path: Path) -> None:
+def flush_file(path: Path) -> None:
     """Force a file or a directory entry to the disk. A rename alone may reach it before the data does."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -3,11 +3,13 @@
     crew = Crew(images, form, reports=out / ".packing", workers=2)
     reports = crew.run(tasks, progress)
 
-A file that is finished has its report in the directory `reports`, and is not written again by a later run. Workers are fresh
-processes, because most readers hold Python's lock while they decode; a worker dies with its parent.
+A file that is finished has its report in the directory `reports`, and is not written again by a later run, if it is still what the
+report says. Files are forced to the disk by whoever writes the manifest, all together: waiting for each would cost a tenth of the
+time. Workers are fresh processes, because most readers hold Python's lock while they decode; a worker dies with its parent.
 """
 
 import ctypes
+import hashlib
 import json
 import multiprocessing
 import signal
@@ -23,7 +25,7 @@ from deepex.data.packing.form import Form
 from deepex.data.packing.writer import FileReport, FileTask, write_file
 from deepex.data.source.base import Images
 from deepex.errors import FailureError
-from deepex.record.files import write_json
+from deepex.record.files import write_atomic
 
 Progress = Callable[[str, int, int], None]  # what is done, how many samples of it, of how many
 
@@ -44,7 +46,7 @@ class Crew:
 
     def run(self, tasks: Sequence[FileTask], progress: Callable[[int], None]) -> None:
         """Write what is not there yet; `progress` is told the samples done so far, those of an earlier run included."""
-        left = [task for task in tasks if self.finished(task) is None]
+        left = [task for task in tasks if self.finished(task, check=True) is None]
         done = sum(len(task.order) for task in tasks) - sum(len(task.order) for task in left)
         progress(done)
         portable = all(self.images[key].portable for key in {task.key for task in left})
@@ -53,12 +55,12 @@ class Crew:
         else:
             self._run_here(left, done, progress)
 
-    def finished(self, task: FileTask) -> FileReport | None:
-        """The report of a file that an earlier run has finished."""
+    def finished(self, task: FileTask, *, check: bool = False) -> FileReport | None:
+        """The report of a file that is finished; to `check` it is to read it, which finds what a loss of power has broken."""
         with suppress(OSError, ValueError, TypeError):
             table = json.loads((self.reports / f"{task.stem}.json").read_text(encoding="utf-8"))
             report = FileReport(**table | {"bad": [tuple(one) for one in table["bad"]]})
-            if not report.count or (task.directory / report.images).is_file():
+            if not report.count or not check or _sha256(task.directory / report.images) == report.images_sha256:
                 return report
         return None
 
@@ -108,7 +110,17 @@ def _raise_first(ended: "set[Future[None]]") -> None:
 
 def _work(images: Mapping[str, Images], task: FileTask, form: Form, reports: Path, advance: Callable[[int], None]) -> None:
     report = write_file(images[task.key], task, form, advance)
-    write_json(reports / f"{task.stem}.json", asdict(report))
+    text = json.dumps(asdict(report))
+    write_atomic(reports / f"{task.stem}.json", lambda part: _write(part, text), flush=False)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 _here: tuple[Any, ...] = ()  # what a worker process was given when it began

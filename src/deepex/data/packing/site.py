@@ -24,7 +24,7 @@ from deepex.data.packing.crew import STOP_NAME, Crew, Progress
 from deepex.data.packing.writer import FileReport, FileTask
 from deepex.data.source.base import Source
 from deepex.errors import DataError
-from deepex.record.files import storage_error, write_json
+from deepex.record.files import flush_file, storage_error, write_json
 
 if TYPE_CHECKING:
     from deepex.comm import Communicator
@@ -83,6 +83,7 @@ class Site:
 
         self._together(lambda: self._attempt(crew, mine, tell))
         found = {task.stem: crew.finished(task) for task in tasks}
+        self._together(lambda: self._flush(mine, found))
         missing = [stem for stem, report in found.items() if report is None]
         if missing:
             raise DataError(f"{self.out} lost {missing[0]} while it was packed; is another packing running there? Run it again")
@@ -106,6 +107,19 @@ class Site:
             if self._comm is not None:
                 (self.scratch / STOP_NAME).touch()
             raise
+
+    def _flush(self, tasks: list[FileTask], found: dict[str, FileReport | None]) -> None:
+        """Force this rank's files of the dataset to the disk."""
+        for task in tasks:
+            report = found[task.stem]
+            if report is None or not report.count or task.directory != self.out:
+                continue
+            try:
+                flush_file(task.directory / report.images)
+                if report.labels_sha256 is not None:
+                    flush_file(task.directory / str(report.packed().labels))
+            except OSError as error:
+                raise storage_error(task.directory / report.images, error) from error
 
     def _check(self, inputs: Sequence[Path], *, overwrite: bool) -> None:
         if self.out.exists() and not self.out.is_dir():

@@ -105,9 +105,9 @@ def _save(
     if not report.count:
         return
     report.images = f"{task.stem}.npy" + (COMPRESSED if compress else "")
-    report.images_sha256 = write_npy(task.directory / report.images, stored)
+    report.images_sha256 = write_npy(task.directory / report.images, stored, flush=False)
     if images.labels is not None and not task.in_place:
-        report.labels_sha256 = write_npy(task.directory / f"{task.stem}-labels.npy", images.labels[order])
+        report.labels_sha256 = write_npy(task.directory / f"{task.stem}-labels.npy", images.labels[order], flush=False)
 
 
 def _blocks(images: Images, order: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.geometry import Geometry, text
+from deepex.data.geometry import Geometry, scratch, text
 from deepex.errors import DataError
 
 MOST_PIXELS = 89_478_485  # as Pillow: a quarter of 1 GiB of RGB pixels
@@ -127,7 +127,10 @@ def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
 
 
 def decode(data: bytes, target: Target, notes: Counter[str]) -> NDArray[Any]:
-    """Give the pixels (height, width, channels) of `target`, and add to `notes` what was done to them."""
+    """Give the pixels (height, width, channels) of `target`, and add to `notes` what was done to them.
+
+    They may lie in memory that the next call of this thread uses again: copy them.
+    """
     header = read_header(data, target.max_pixels)
     _check_size(header, target)
     done: list[str] = []
@@ -213,7 +216,8 @@ def _decode_jpeg(data: bytes, header: Header, target: Target, done: list[str]) -
     height, width = (-(-side * eighths // 8) for side in (header.height, header.width))
     space = "GRAY" if header.channels == 1 or target.channels == 1 else "RGB"
     try:
-        pixels = simplejpeg.decode_jpeg(data, space, min_height=height, min_width=width)
+        memory = scratch("decoded", height * width * (1 if space == "GRAY" else 3))
+        pixels = simplejpeg.decode_jpeg(data, space, min_height=height, min_width=width, buffer=memory)
     except ValueError as error:  # strict by default: what libjpeg warns of is raised as well
         raise UnreadableError(f"its JPEG data is damaged ({error}); restore it") from None
     pixels = pixels.astype(target.dtype, copy=False)
