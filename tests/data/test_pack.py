@@ -19,6 +19,7 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.manifest import load
 from deepex.data.pack import pack
 from deepex.data.packing import writer
+from deepex.data.source import stream
 from deepex.errors import DataError
 
 SAMPLE = Path(str(files("deepex"))) / "recipes" / "samples" / "fashion"
@@ -521,3 +522,37 @@ def test_a_users_mistake_is_left_to_the_entry_point(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["pack", "make", "info", "verify"])
 def test_help_has_an_example(verb: str) -> None:
     assert f"Example: deepex data {verb}" in run(verb, "--help")
+
+
+@pytest.mark.parametrize("kind", ["npz", "gz", "mnist"])
+@pytest.mark.parametrize("shape", [(40, 6, 5), (40, 3, 6, 5)])
+def test_arrays_too_large_for_memory_are_streamed(
+    kind: str, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is lowered for the test; what is packed is the same as from memory."""
+    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    labels = np.arange(40) % 3
+    options: dict[str, Any] = {}
+    if kind == "npz":
+        source = tmp_path / "a.npz"
+        np.savez_compressed(source, x_train=images, y_train=labels, x_test=images[:10], y_test=labels[:10])
+    else:
+        source = tmp_path / "mnist"
+        source.mkdir()
+        names = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
+        write_idx(source / names[0], images, 0x08)
+        write_idx(source / names[1], labels.astype(np.uint8), 0x08)
+        if kind == "gz":
+            source, options = source / names[0], {"labels": source / names[1]}
+    pack(source, tmp_path / "memory", **options)
+    monkeypatch.setattr(stream, "MOST_BYTES", 100)
+    monkeypatch.setattr(stream, "_BLOCK_BYTES", 200)
+    pack(source, tmp_path / "stream", file_bytes=300, **options)
+    found = {name: everything(tmp_path / name) for name in ("memory", "stream")}
+    for part in found["memory"]:
+        assert multiset(*found["memory"][part]) == multiset(*found["stream"][part])
+    data = bytearray(source.read_bytes() if source.is_file() else (source / names[0]).read_bytes())
+    data[len(data) // 3] ^= 255
+    (source if source.is_file() else source / names[0]).write_bytes(data)
+    with pytest.raises(DataError):
+        pack(source, tmp_path / "damaged", **options)

@@ -108,7 +108,7 @@ def doctor_verb(json: _Json = False) -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def data_verb(context: typer.Context) -> None:
-    """Pack, inspect and verify datasets: `deepex data --help`."""
+    """Make, pack, look at and verify datasets: `deepex data --help`."""
     _verb("data").app(args=context.args, prog_name="deepex data", standalone_mode=False)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # at run time they are imported where they are used, so that 
 app = typer.Typer(
     name="data",
     no_args_is_help=True,
-    help="Pack images into the files that training reads, and look after them.",
+    help="Make datasets by simulation, pack images of any format into the files that training reads, and look after them.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]

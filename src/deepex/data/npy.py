@@ -47,7 +47,7 @@ def read_header(path: Path) -> NpyHeader:
     """Read the header of `path` and check that the file has exactly the bytes it promises."""
     try:
         with path.open("rb") as file:
-            header = _parse(file)
+            header = parse_header(file)
             found = file.seek(0, io.SEEK_END)
     except FileNotFoundError:
         raise DataError(f"file {path} is missing; restore it or correct the name") from None
@@ -80,7 +80,7 @@ def load_compressed(path: Path) -> NDArray[Any]:
     """Read a compressed array file into memory."""
     try:
         with lzma.open(path) as file:
-            header = _parse(file)
+            header = parse_header(file)
             # One byte more than promised: a longer file is as wrong as a shorter one.
             expected = math.prod(header.shape) * header.dtype.itemsize
             values = file.read(expected + 1)
@@ -123,7 +123,7 @@ def byte_view(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _parse(file: IO[bytes]) -> NpyHeader:
+def parse_header(file: IO[bytes]) -> NpyHeader:
     """Read the header, raising ValueError if anything about it is not as numpy writes it for numbers.
 
     numpy's own function answers a damaged header with errors of the tokenizer, or with a warning and a guess.

@@ -8,19 +8,22 @@ and the labels as integers.
 (60000, (28, 28, 1))
 """
 
+import math
 import os
 import re
 import zipfile
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.npy import map_npy
+from deepex.data.npy import map_npy, parse_header
+from deepex.data.source import stream
 from deepex.data.source.base import Bad, Images, Source
-from deepex.data.source.idx import read_idx
+from deepex.data.source.idx import read_idx, stream_header
 from deepex.data.source.layout import Layout, checked_labels, listed, to_nhwc
 from deepex.errors import DataError
 
@@ -60,8 +63,7 @@ def open_mnist(directory: Path, layout: Layout | None) -> Source:
     for part in ("train", "t10k"):
         if (part, "images") in found:
             pair = (found[part, "images"], found.get((part, "labels")))
-            arrays = [None if path is None else read_idx(path) for path in pair]
-            samples[part] = _images(arrays[0], arrays[1], pair[0], pair, layout)
+            samples[part] = _streamed_idx(pair, layout) or _images(_read_idx(pair[0]), _read_idx(pair[1]), pair[0], pair, layout)
     return Source(train=samples["train"], validation=samples.get("t10k"))
 
 
@@ -73,6 +75,9 @@ def open_npz(path: Path, layout: Layout | None, *, images: str | None = None, la
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             for names in choices:
                 if names[0] in archive.files:
+                    streamed = _streamed_npz(path, names, layout)
+                    if streamed is not None:
+                        return streamed
                     arrays = [archive[name] if name in archive.files else None for name in names]
                     break
             else:
@@ -88,8 +93,63 @@ def open_npz(path: Path, layout: Layout | None, *, images: str | None = None, la
 
 def open_array(path: Path, labels: Path | None, layout: Layout | None) -> Source:
     """Open one IDX or `.npy` file of images, and that of its labels."""
+    streamed = _streamed_idx((path, labels), layout)
+    if streamed is not None:
+        return Source(train=streamed)
     images = _read_array(path)
     return Source(train=_images(images, None if labels is None else _read_array(labels), path, (path, labels), layout))
+
+
+def _streamed_idx(pair: tuple[Path, Path | None], layout: Layout | None) -> Images | None:
+    """A gzipped IDX file that is too large for memory."""
+    path, labels = pair
+    header = stream_header(path) if path.is_file() else None
+    if header is None or math.prod(header[1]) * header[0].itemsize <= stream.MOST_BYTES:
+        return None
+    dtype, shape, offset = header
+    return stream.StreamedImages(
+        partial(stream.open_gzip, path),
+        offset=offset,
+        shape=shape,
+        dtype=dtype,
+        labels=_labels_for(shape[0], None if labels is None else _read_array(labels), path, labels or path),
+        path=path,
+        files=[file.name for file in pair if file is not None],
+        layout=layout,
+    )
+
+
+def _streamed_npz(path: Path, names: tuple[str, ...], layout: Layout | None) -> Source | None:
+    """An archive with an array that is too large for memory."""
+    with zipfile.ZipFile(path) as archive:
+        sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
+    if all(sizes.get(name, 0) <= stream.MOST_BYTES for name in names):
+        return None
+    pairs = [(images, labels) for images, labels in (names[:2], names[2:]) if images in sizes]
+    parts = [_streamed_member(path, images, labels, layout) for images, labels in pairs]
+    return Source(train=parts[0], validation=parts[1] if len(parts) > 1 else None)
+
+
+def _streamed_member(path: Path, images: str, labels: str, layout: Layout | None) -> Images:
+    with zipfile.ZipFile(path) as archive:
+        with archive.open(f"{images}.npy") as member:
+            header = parse_header(member)
+        classes = None
+        if f"{labels}.npy" in archive.namelist():
+            with archive.open(f"{labels}.npy") as member:
+                classes = np.lib.format.read_array(member, allow_pickle=False)
+    if header.fortran_order:
+        raise DataError(f"{path} has {images} in Fortran order, too large to turn in memory: save it in C order")
+    return stream.StreamedImages(
+        partial(stream.open_member, path, f"{images}.npy"),
+        offset=header.offset,
+        shape=header.shape,
+        dtype=header.dtype,
+        labels=_labels_for(header.shape[0], classes, path, path),
+        path=path,
+        files=[path.name],
+        layout=layout,
+    )
 
 
 def _no_such_array(path: Path, present: list[str], asked: str | None) -> str:
@@ -120,6 +180,21 @@ def begins_with(path: Path, magic: bytes) -> bool:
         raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
 
 
+def _labels_for(count: int, labels: NDArray[Any] | None, path: Path, where: Path) -> NDArray[np.int64] | None:
+    """Labels that belong to `count` images."""
+    checked = None if labels is None else checked_labels(labels, where)
+    if checked is not None and len(checked) != count:
+        raise DataError(
+            f"{path} has {count} images, but {where} has {len(checked)} labels; there must be one label per image: "
+            "give the files that belong together"
+        )
+    return checked
+
+
+def _read_idx(path: Path | None) -> NDArray[Any] | None:
+    return None if path is None else read_idx(path)
+
+
 def _images(
     images: NDArray[Any] | None,
     labels: NDArray[Any] | None,
@@ -135,10 +210,5 @@ def _images(
         raise DataError(f"{path} has values of type {images.dtype}; images must be integers or real numbers: convert them")
     view, note = to_nhwc(images, path, layout)
     where = files[1] or path
-    checked = None if labels is None else checked_labels(labels, where)
-    if checked is not None and len(checked) != len(view):
-        raise DataError(
-            f"{path} has {len(view)} images, but {where} has {len(checked)} labels; there must be one label per image: "
-            "give the files that belong together"
-        )
+    checked = _labels_for(len(view), labels, path, where)
     return ArrayImages(view, checked, path=path, files=[file.name for file in files if file is not None], layout=note)

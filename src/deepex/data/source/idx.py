@@ -38,6 +38,17 @@ def read_idx(path: Path) -> NDArray[Any]:
         raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions and that it is a file") from error
 
 
+def stream_header(path: Path) -> tuple[np.dtype[Any], tuple[int, ...], int] | None:
+    """The type, shape and offset of the values of a gzipped file; None if it is not gzipped or not whole enough to tell."""
+    try:
+        if not _is_gzip(path):
+            return None
+        with gzip.open(path) as file:
+            return _read_header(path, file)
+    except (OSError, zlib.error, DataError):
+        return None
+
+
 def _is_gzip(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
