@@ -28,7 +28,7 @@ run: $(READY)
 	@echo "run directories: $(OUT)/one-rank, two-ranks, pf, atomai; look again with: $(BIN)/deepex show $(OUT)/two-ranks"
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal
 
 # What starts ranks, under the other MPI: a second environment on top of the first, because both MPIs own the name mpiexec.
 test-openmpi: $(READY)

@@ -76,12 +76,12 @@ def test_text_that_cannot_be_encoded_leaves_the_old_file_whole(old: Path) -> Non
     assert only(old)
 
 
-@pytest.mark.parametrize("where", ["_flush", "replace"])
+@pytest.mark.parametrize("where", ["flush_file", "replace"])
 def test_a_disk_that_fails_later_leaves_the_old_file_whole(old: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(*((files, "_flush") if where == "_flush" else (Path, "replace")), fail)
+    monkeypatch.setattr(*((files, "flush_file") if where == "flush_file" else (Path, "replace")), fail)
     with pytest.raises(StorageError, match="No space left"):
         write_text(old, "new")
     assert old.read_text(encoding="utf-8") == "the old one"
