@@ -30,7 +30,7 @@ from deepex.data.packing.writer import FileTask, write_file
 from deepex.data.source.folder import find_images
 from deepex.data.source.image import ImageFiles
 
-IMAGES, PER_FILE, MANY = 480, 120, 10_000
+IMAGES, PER_FILE, MANY = 480, 120, 6000
 
 
 def photograph(random: np.random.Generator, height: int = 375, width: int = 500) -> np.ndarray:
@@ -125,6 +125,7 @@ def two_cores(folder: Path, scratch: Path, paths: list[Path], repeats: int) -> d
 MEMORY_SCRIPT = """
 import sys
 from pathlib import Path
+from deepex.data.pack import pack
 pack(sys.argv[1], sys.argv[2], resize=256, crop=(224, 224), validation=0.0)
 for line in Path("/proc/self/status").read_text().splitlines():
     if line.startswith("VmHWM"):
