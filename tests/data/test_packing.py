@@ -163,6 +163,22 @@ def test_an_interrupted_packing_goes_on_where_it_stopped(tmp_path: Path, block: 
     assert digests(out) == digests(tmp_path / "whole")
 
 
+def test_a_finished_file_that_was_broken_meanwhile_is_written_again(tmp_path: Path) -> None:
+    """As a loss of power may leave it: there, of the right size, and wrong."""
+    put(Numbered(100, block=1), tmp_path / "whole", file_bytes=240)
+
+    def interrupt(_: str, done: int, __: int) -> None:
+        if done > 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, progress=interrupt)
+    broken = tmp_path / "out" / "train-00001.npy"
+    broken.write_bytes(bytes(broken.stat().st_size))
+    put(Numbered(100, block=1), tmp_path / "out", file_bytes=240)
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
 def test_another_plan_starts_anew(tmp_path: Path) -> None:
     def interrupt(_: str, done: int, __: int) -> None:
         if done > 50:
