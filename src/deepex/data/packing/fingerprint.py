@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from deepex.data.source.base import Images
+
 
 def feed(digest: Any, value: object) -> None:
     """Add `value` and all that it holds to a hash of hashlib."""
@@ -19,7 +21,7 @@ def feed(digest: Any, value: object) -> None:
     elif isinstance(value, bytes | bytearray | array | np.ndarray):
         digest.update(f"{type(value).__name__} {len(value)}:".encode())
         digest.update(np.ascontiguousarray(np.frombuffer(value, np.uint8) if isinstance(value, bytes | bytearray) else value).data)
-    elif type(value).__module__.startswith("deepex."):
+    elif isinstance(value, Images) or type(value).__module__.startswith("deepex."):
         digest.update(type(value).__qualname__.encode())
         feed(digest, value.__getstate__())
     else:
