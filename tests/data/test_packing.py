@@ -191,25 +191,35 @@ def test_another_plan_starts_anew(tmp_path: Path) -> None:
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
 
 
-def test_a_killed_packing_leaves_no_workers_and_can_go_on(tmp_path: Path) -> None:
-    """Killed with SIGKILL while two workers write: they end with their parent, or the pipes that they hold would stay open."""
+@pytest.mark.parametrize("moment", ["begin", "write"])
+def test_a_killed_packing_leaves_no_workers_and_can_go_on(tmp_path: Path, moment: str) -> None:
+    """Killed with SIGKILL while two workers begin or write: they end with their parent, or the pipes that they hold would stay open."""
     script = tmp_path / "slow.py"
     script.write_text(
         textwrap.dedent(f"""
-        import os, signal, sys
+        import os, signal, time
         from pathlib import Path
         from tests.data.test_packing import Numbered, put
 
+        calls = []
+
         def kill(what, done, total):
-            if done > 100:
+            calls.append(done)
+            if done > 100 or ({moment!r} == "begin" and len(calls) == 3):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         if __name__ == "__main__":
             put(Numbered(400, block=1), Path({str(tmp_path / "out")!r}), workers=2, file_bytes=24, progress=kill)
+        elif {moment!r} == "begin":
+            time.sleep(2)
         """)
     )
-    done = subprocess.run([sys.executable, script], check=False, capture_output=True, env=rank_environ(), timeout=100)
-    assert done.returncode == -9
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=rank_environ()) as packing:
+        assert packing.wait(60) == -9
+        try:
+            packing.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            pytest.fail("workers outlived the process that began them")
     put(Numbered(400, block=1), tmp_path / "out", file_bytes=24)
     assert sorted(value for part in contents(tmp_path / "out").values() for value, _ in part) == list(range(400))
 

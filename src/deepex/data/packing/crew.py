@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import json
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
@@ -81,7 +82,7 @@ class Crew:
         context = multiprocessing.get_context("spawn")
         counter = context.Value("q", 0)
         pool = ProcessPoolExecutor(
-            min(self.workers, len(tasks)), context, _begin, (dict(self.images), self.form, self.reports, counter)
+            min(self.workers, len(tasks)), context, _begin, (os.getpid(), dict(self.images), self.form, self.reports, counter)
         )
         try:
             waiting = {pool.submit(_work_there, task) for task in tasks}
@@ -126,12 +127,14 @@ def _sha256(path: Path) -> str:
 _here: tuple[Any, ...] = ()  # what a worker process was given when it began
 
 
-def _begin(*given: Any) -> None:
+def _begin(parent: int, *given: Any) -> None:
     global _here  # noqa: PLW0603 - a process pool hands its initialiser no other place
     _here = given
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells
     with suppress(OSError, AttributeError):  # Linux: end when the parent does, however it ends
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended while this process began, so that no signal will come
+        os._exit(1)
 
 
 def _work_there(task: FileTask) -> None:
