@@ -193,7 +193,7 @@ def test_another_plan_starts_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["begin", "write"])
 def test_a_killed_packing_leaves_no_workers_and_can_go_on(tmp_path: Path, moment: str) -> None:
-    """Killed with SIGKILL while two workers begin or write: they end with their parent, or the pipes that they hold would stay open."""
+    """Killed with SIGKILL while two workers begin or write: they end with it, or the pipes that they hold would stay open."""
     script = tmp_path / "slow.py"
     script.write_text(
         textwrap.dedent(f"""

@@ -8,17 +8,16 @@ deepex data verify packed/fashion
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:  # at run time they are imported where they are used, so that `deepex --help` stays instant
-    from rich.progress import Progress, TaskID
-
+    from deepex.cli.stages import Stages
     from deepex.comm import Communicator
     from deepex.data.manifest import Manifest
     from deepex.data.overview import Overview
@@ -209,7 +208,7 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
         "license": license_,
         "file_bytes": None if file_mib is None else file_mib << 20,
     }
-    with _ranks() as comm, _Work(comm) as work:
+    with _ranks() as comm, _stages(comm) as stages:
         manifest = pack_dataset(
             source,
             out,
@@ -218,7 +217,7 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
             overwrite=overwrite,
             workers=workers or _num_cores(comm),
             comm=comm,
-            progress=work.tell,
+            progress=stages.tell,
             images=images,
             labels=labels,
             channels=channels,
@@ -278,14 +277,14 @@ def make(  # noqa: PLR0917 - as above
     """
     from deepex.data.make import make as make_dataset
 
-    with _ranks() as comm, _Work(comm) as work:
+    with _ranks() as comm, _stages(comm) as stages:
         manifest = make_dataset(
             kind.value,
             out,
             overwrite=overwrite,
             workers=workers or _num_cores(comm),
             comm=comm,
-            progress=work.tell,
+            progress=stages.tell,
             images=images,
             seed=seed,
             engine=engine.value,
@@ -327,18 +326,26 @@ def verify(directory: Dataset, as_json: Json = False) -> None:
 
     Example: deepex data verify packed/fashion
     """
+    from deepex.cli.stages import Stages
     from deepex.data.dataset import PackedDataset
 
     dataset = PackedDataset.open(directory)
-    with _progress(of_bytes=True) as bar:
-        task = bar.add_task("verifying", total=_num_bytes(dataset.manifest))
-        bad = dataset.verify(progress=lambda num_bytes: bar.advance(task, num_bytes))
+    total, done = dataset.manifest.num_bytes, 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        stages.tell("verifying", done, total)
+
+    with Stages(unit="bytes") as stages:
+        bad = dataset.verify(progress=advance)
+    files = dataset.manifest.num_files
     if as_json:
-        typer.echo(json.dumps({"dataset": str(directory), "files": _num_files(dataset.manifest), "bad": bad}, indent=1))
+        typer.echo(json.dumps({"dataset": str(directory), "files": files, "bad": bad}, indent=1))
     else:
         for message in bad:
             typer.echo(message)
-        typer.echo(f"{directory}: {_num_files(dataset.manifest) - len(bad)} of {_num_files(dataset.manifest)} files are whole")
+        typer.echo(f"{directory}: {files - len(bad)} of {files} files are whole")
     if bad:
         raise typer.Exit(2)
 
@@ -366,107 +373,21 @@ def _num_cores(comm: "Communicator | None") -> int:
     return max(1, (describe_cpu()["num_cores_usable"] or 1) // (1 if comm is None else comm.place.local_size))
 
 
-class _Work:
-    """A bar for each stage of a packing, shown by rank 0."""
+def _stages(comm: "Communicator | None") -> "Stages":
+    from deepex.cli.stages import Stages
 
-    def __init__(self, comm: "Communicator | None") -> None:
-        self._bar = _progress()
-        self._shown = comm is None or comm.rank == 0
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        if self._shown:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._shown:
-            self._bar.stop()
-
-    def tell(self, what: str, done: int, total: int) -> None:
-        """Note how far a stage is."""
-        if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total, completed=done)
-        self._bar.update(self._tasks[what], completed=done)
-
-
-def _progress(*, of_bytes: bool = False) -> "Progress":
-    """Make a bar with the rate and the time left, on stderr: stdout is for the result alone."""
-    from rich import progress
-    from rich.console import Console
-    from rich.text import Text
-
-    class ImagesPerSecond(progress.ProgressColumn):
-        def render(self, task: progress.Task) -> Text:
-            return Text(f"{task.speed:,.0f} images/s" if task.speed else "")
-
-    amount: list[progress.ProgressColumn] = [progress.MofNCompleteColumn(), ImagesPerSecond()]
-    if of_bytes:
-        amount = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
-    columns = [progress.TextColumn("{task.description}"), progress.BarColumn(), *amount, progress.TimeRemainingColumn()]
-    return progress.Progress(*columns, console=Console(stderr=True), transient=True)
+    return Stages(shown=comm is None or comm.rank == 0)
 
 
 def _show(directory: Path, manifest: "Manifest", *, as_json: bool, overview: "Overview | None" = None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+    from deepex.cli.dataset_table import print_dataset
     from deepex.data.manifest import to_json
 
     if as_json:
         extra = {} if overview is None else {"counts": overview.counts, "histogram": overview.histogram}
         typer.echo(json.dumps(to_json(manifest) | extra, indent=1))
-        return
-    channels, height, width = manifest.shape
-    rows = {
-        "dataset": f"{manifest.name} in {directory}",
-        "images": f"{height} × {width}, {channels} channel{'s' * (channels > 1)}, {manifest.dtype}",
-        **{f"part {name}": f"{part.count:,} images in {len(part.files)} files" for name, part in manifest.parts.items()},
-        "size": f"{_num_bytes(manifest) / 1e6:,.1f} MB",
-        "classes": f"{len(manifest.classes)}: {_listed(manifest.classes)}" if manifest.classes else "none (no labels)",
-        "order": f"{manifest.order}, seed {manifest.seed}",
-        "values": f"{manifest.scale[0]:g} to {manifest.scale[1]:g} map to 0 to 1",
-        "mean, deviation": " · ".join(f"{m:.4f}, {d:.4f}" for m, d in zip(manifest.mean, manifest.deviation, strict=True)),
-        **{f"source {key}": _brief(value) for key, value in manifest.source.items()},
-        **({} if overview is None else _overview_rows(overview)),
-    }
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for key, value in rows.items():
-        table.add_row(Text(key), Text(value))  # as text: a name may contain what rich takes for markup
-    Console().print(table)
-
-
-def _brief(value: object) -> str:
-    text = _listed(value) if isinstance(value, list) else str(value)
-    return text if len(text) <= 400 else f"{text[:400]} …"
-
-
-def _overview_rows(overview: "Overview") -> dict[str, str]:
-    counts = {
-        f"per class, {part}": ", ".join(f"{name} {count:,}" for name, count in list(found.items())[:100])
-        for part, found in overview.counts.items()
-    }
-    shares = overview.histogram["shares"]
-    bars = "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * (share / max(*shares, 1e-9)) ** 0.5))] if share else " " for share in shares)
-    low, high, samples = (overview.histogram[key] for key in ("low", "high", "samples"))
-    text = f"{low:g} |{bars}| {high:g} (height: root of the share; greatest {max(shares):.1%}; {samples:,} samples)"
-    return counts | {"histogram": text}
-
-
-def _num_files(manifest: "Manifest") -> int:
-    return sum(len(part.files) for part in manifest.parts.values()) * (2 if manifest.classes else 1)
-
-
-def _num_bytes(manifest: "Manifest") -> int:
-    """Count the bytes of all files, without their headers."""
-    per_sample = manifest.sample_bytes + (8 if manifest.classes else 0)
-    return sum(part.count for part in manifest.parts.values()) * per_sample
-
-
-def _listed(names: Sequence[object], most: int = 10) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(str, names[:most])) + more
+    else:
+        print_dataset(directory, manifest, overview)
 
 
 def _square(size: int | tuple[int, int]) -> tuple[int, int]:

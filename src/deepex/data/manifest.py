@@ -28,6 +28,7 @@ FORMAT = "deepex-packed"
 VERSION = 1
 
 _ITEM_BYTES = {"uint8": 1, "float16": 2, "float32": 4}
+_LABEL_BYTES = 8
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -88,6 +89,16 @@ class Manifest:
     def sample_bytes(self) -> int:
         """The bytes of one image."""
         return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all images and labels, without the headers of their files."""
+        return sum(part.count for part in self.parts.values()) * (self.sample_bytes + (_LABEL_BYTES if self.classes else 0))
+
+    @property
+    def num_files(self) -> int:
+        """How many files of images and labels there are."""
+        return sum(len(part.files) for part in self.parts.values()) * (2 if self.classes else 1)
 
 
 def load(directory: Path | str) -> Manifest:
