@@ -231,7 +231,7 @@ def test_names_that_are_not_utf_8_and_links_in_a_circle(tmp_path: Path) -> None:
 def test_a_file_of_unreasonable_size_is_not_taken_into_memory(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(GOOD)
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"1 2\n" * 10_000))
-    with mock.patch.object(text, "_MOST_BYTES", 1000):
+    with mock.patch.object(text, "MOST_BYTES", 1000), mock.patch("deepex.data.source.matrix.MOST_BYTES", 1000):
         _, bad = read(open_text(tmp_path).train, range(2))
         assert [entry.place for entry in bad] == [1]
         assert "more than 1000 bytes" in bad[0].reason
