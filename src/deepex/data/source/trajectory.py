@@ -5,12 +5,10 @@
 (100000, (28, 28, 1))
 
 Any format that MDAnalysis reads will do. The atoms are chosen once, in the first frame; an atom is in contact with itself.
-XTC and TRR files are looked through here before MDAnalysis reads them: its decoder trusts every number in them, and a damaged one
-ends the process.
+XTC and TRR files are looked through before MDAnalysis reads them: see `gromacs.py`.
 """
 
 import math
-import mmap
 import os
 import struct
 import warnings
@@ -24,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepex.data.source.base import Bad, Images, Source
+from deepex.data.source.gromacs import SUFFIXES, scan, xtc_overflows
 from deepex.errors import DataError
 
 _BLOCK: Final = 1000
 _MOST_WALKED: Final = 1000  # atoms up to which the looking through of XTC frames costs less than their decoding
-_XTC_SMALL: Final = range(9, 73)  # numbers of bits that the format has for small distances
 _SERIES: Final = 4  # frames in a row that are worth a call of their own
 _PIECE_BYTES: Final = 2 << 20  # of squared distances, so that they stay in the cache of a core
 # What the readers of MDAnalysis were seen to raise for damaged files, and for formats whose library is not installed.
@@ -146,7 +144,7 @@ class TrajectoryImages(Images):
         bad = {len(frames) - 1: f"{rest}; leave it out, or restore the file"} if frames[-1] >= whole else {}
         if offsets is not None and path.suffix.lower() == ".xtc" and 9 < self._total <= _MOST_WALKED:
             _check_file(path, "trajectory")
-            wrong = _xtc_overflows(path, offsets[frames[frames < whole]], self._total)
+            wrong = xtc_overflows(path, offsets[frames[frames < whole]], self._total)
             bad |= dict.fromkeys(wrong, "its compressed coordinates are damaged; leave the frame out, or restore the file")
         return bad
 
@@ -269,12 +267,14 @@ def _select(universe: Any, topology: Path, select: str, trajectory: Frames) -> N
 def _frames(path: Path, topology: Path, total: int) -> Frames:
     _check_file(path, "trajectory")
     try:
-        if path.suffix.lower() in _FRAME_ENDS:
-            return _scanned(path, topology, total)
-        with _quiet():
-            reader = _opened(path, total, None)
-            atoms, whole, rest = int(reader.n_atoms), int(reader.n_frames), _rest_of_dcd(reader, path)
-            reader.close()
+        if path.suffix.lower() in SUFFIXES:
+            atoms, offsets, rest = scan(path, total)
+            whole = len(offsets)
+        else:
+            with _quiet():
+                reader = _opened(path, total, None)
+                atoms, whole, rest, offsets = int(reader.n_atoms), int(reader.n_frames), _rest_of_dcd(reader, path), None
+                reader.close()
     except _ERRORS as error:
         with suppress(*_ERRORS), _quiet():  # a PDB file of more atoms fails as if it were damaged
             other = _opened(path, None, None)
@@ -286,7 +286,7 @@ def _frames(path: Path, topology: Path, total: int) -> Frames:
         raise _mismatch(path, atoms, topology, total)
     if whole < 1:
         raise DataError(f"{path} has no whole frame; leave it out")
-    return Frames(path, whole, rest, None)
+    return Frames(path, whole, rest, offsets)
 
 
 def _mismatch(path: Path, atoms: int, topology: Path, total: int) -> DataError:
@@ -299,104 +299,6 @@ def _rest_of_dcd(reader: Any, path: Path) -> str | None:
         return None
     later = path.stat().st_size - reader._file._header_size - reader._file._firstframesize
     return "the file ends within this frame" if later % reader._file._framesize else None
-
-
-def _scanned(path: Path, topology: Path, total: int) -> Frames:
-    """Find the frames of an XTC or TRR file, up to the first that makes no sense."""
-    end_of = _FRAME_ENDS[path.suffix.lower()]
-    offsets: list[int] = []
-    at, rest = 0, None
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        while at < len(content) and rest is None:
-            try:
-                atoms, end = end_of(content, at)
-            except (ValueError, struct.error) as error:
-                rest = f"the file makes no sense from offset {at} on ({error})"
-                break
-            if atoms != total:
-                if not offsets:
-                    raise _mismatch(path, atoms, topology, total)
-                rest = f"it has {atoms} atoms, those before {total}"
-            elif end > len(content):
-                rest = "the file ends within this frame"
-            else:
-                offsets.append(at)
-                at = end
-    # MDAnalysis reads what it takes for the first two frames when it opens the file.
-    first, is_packed = np.array(offsets[:2], np.int64), path.suffix.lower() == ".xtc" and total > 9
-    if (len(first) < 2 and rest is not None) or (is_packed and _xtc_overflows(path, first, total)):
-        raise DataError(f"{path} cannot be read as a trajectory: {rest or 'its first frames are damaged'}; restore it")
-    return Frames(path, len(offsets), rest, np.array(offsets, np.int64))
-
-
-def _trr_end(content: mmap.mmap, at: int) -> tuple[int, int]:
-    """The atoms of the frame at this offset, and where it ends."""
-    magic, _, length, name, *sizes, atoms, _, _ = struct.unpack_from(">3i12s13i", content, at)
-    if (magic, length, name) != (1993, 12, b"GMX_trn_file") or atoms < 1:
-        raise ValueError("no TRR header")
-    _, _, box, virial, pressure, _, _, *vectors = sizes
-    width = (box // 9 if box else max(vectors) // (3 * atoms)) if min(sizes) >= 0 else 0
-    whole = {0, 9 * width}, {0, 3 * atoms * width}
-    fits = {box, virial, pressure} <= whole[0] and set(vectors) <= whole[1] and not any((*sizes[:2], *sizes[5:7]))
-    if width not in (4, 8) or not fits:
-        raise ValueError(f"sizes {sizes}")
-    return atoms, at + 76 + 2 * width + sum(sizes)
-
-
-def _xtc_end(content: mmap.mmap, at: int) -> tuple[int, int]:
-    """The atoms of the frame at this offset, and where it ends."""
-    magic, atoms = struct.unpack_from(">2i", content, at)
-    (again,) = struct.unpack_from(">i", content, at + 52)
-    if magic != 1995 or atoms != again or atoms < 1:
-        raise ValueError("no XTC header")
-    if atoms <= 9:  # not compressed
-        return atoms, at + 56 + 12 * atoms
-    precision, *bounds, small, size = struct.unpack_from(">f8i", content, at + 56)
-    if not (0 < precision < math.inf and all(low <= high for low, high in zip(bounds[:3], bounds[3:], strict=True))):
-        raise ValueError(f"precision {precision}, bounds {bounds}")
-    if small not in _XTC_SMALL or not 0 < size <= int(3.6 * atoms) * 4 - 12:
-        raise ValueError(f"{size} bytes in steps of {small}")
-    return atoms, at + 92 + (size + 3) // 4 * 4
-
-
-_FRAME_ENDS: Final = {".xtc": _xtc_end, ".trr": _trr_end}
-
-
-def _xtc_overflows(path: Path, offsets: NDArray[np.int64], atoms: int) -> list[int]:
-    """Which of these frames would unpack to more atoms than there are, or need more bytes than they have.
-
-    A frame is groups: one atom in `wide` bits, a flag, 5 bits if it is set, and the atoms that follow in `small` bits each; the 5
-    bits tell how many these are from now on, and change `small`. All frames are gone through at once, group by group.
-    """
-    heads, contents = [], []
-    with path.open("rb") as file:
-        for at in offsets.tolist():
-            file.seek(at + 60)
-            *bounds, small, size = struct.unpack(">8i", file.read(32))
-            spans = [high - low + 1 for low, high in zip(bounds[:3], bounds[3:], strict=True)]
-            wide = math.prod(spans).bit_length() if max(spans) <= 0xFFFFFF else sum(min(span.bit_length(), 32) for span in spans)
-            heads.append((wide, small, size))
-            contents.append(file.read(size))
-    wide, small, size = np.array(heads, np.int64).reshape(-1, 3).T.copy()
-    stream = np.zeros((len(heads), int(size.max(initial=0)) + 2), np.uint8)
-    for row, content in zip(stream, contents, strict=True):
-        row[: len(content)] = np.frombuffer(content, np.uint8)
-    bit, done, follow = np.zeros((3, len(heads)), np.int64)
-    sound, rows = np.ones(len(heads), np.bool_), np.arange(len(heads))
-    while len(rows):
-        bit[rows] += wide[rows]
-        byte = np.minimum(bit[rows] >> 3, size[rows])
-        six = ((stream[rows, byte].astype(np.int64) << 8 | stream[rows, byte + 1]) >> (10 - (bit[rows] & 7))) & 63
-        flagged = six >= 32
-        follow[rows] = np.where(flagged, (six - 32) // 3, follow[rows])
-        bit[rows] += np.where(flagged, 6, 1) + follow[rows] * small[rows]
-        small[rows] += np.where(flagged, (six - 32) % 3 - 1, 0)
-        done[rows] += 1 + follow[rows]
-        more = done[rows] < atoms
-        within = (bit[rows] <= 8 * size[rows]) & (done[rows] <= atoms) & (~more | np.isin(small[rows], _XTC_SMALL))
-        sound[rows] = within
-        rows = rows[within & more]
-    return np.flatnonzero(~sound).tolist()
 
 
 def _opened(path: Path, total: int | None, offsets: NDArray[np.int64] | None) -> Any:
