@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from deepex.data.geometry import Geometry
-from deepex.data.source.decode import REPLICATED, Target, UnreadableError, decode
+from deepex.data.source.base import UnreadableError
+from deepex.data.source.decode import REPLICATED, Target, decode
 from deepex.data.source.folder import Listing, find_images, read_list
 from deepex.data.source.image import ImageFiles
 from deepex.errors import DataError

@@ -24,6 +24,10 @@ class Bad(NamedTuple):
     reason: str
 
 
+class UnreadableError(Exception):
+    """Why this file gives no sample: a clause about "it", with what can be done."""
+
+
 class Images(ABC):
     """`count` samples, each (height, width, channels) = `shape` of `dtype`, and their `labels` if there are any.
 

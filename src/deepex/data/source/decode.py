@@ -18,11 +18,7 @@ frameworks, and so are colour profiles and gamma. A JPEG that a resize halves or
 below the size that is asked for; the decoder is exact otherwise (no fast DCT, smooth chroma).
 """
 
-import io
-import struct
-import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,16 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepex.data.geometry import Geometry, scratch, text
+from deepex.data.source.base import UnreadableError
+from deepex.data.source.png import PNG_MAGIC, Png, png_pixels, read_png
 from deepex.errors import DataError
 
 MOST_PIXELS = 89_478_485  # as Pillow: a quarter of 1 GiB of RGB pixels
 _MOST_SCANS = 500  # libjpeg-turbo's advice: each scan of a progressive JPEG goes over all pixels, whatever its length
 _JPEG_MAGIC = b"\xff\xd8\xff"
-_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by colour type
-_PNG_VALUES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # per pixel
-_PNG_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")  # those that make the pixels
-_MOST_DEFLATION = 1032  # bytes that one byte of a deflate stream can become
 _OTHER_KINDS = {
     b"GIF8": "a GIF",
     b"BM": "a BMP",
@@ -61,10 +54,6 @@ _ANIMATED = ("it is animated, and a sample is one image", "animated, first image
 _COLOUR = ("it is in colour, and the dataset has 1 channel (--channels 3 keeps colour)", "colour, converted to monochrome")
 
 
-class UnreadableError(Exception):
-    """Why this file gives no sample: a clause about "it", with what can be done."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """What a sample must be. `size` is (height, width) after `geometry`; None takes each file as it comes out."""
@@ -75,25 +64,6 @@ class Target:
     geometry: Geometry
     convert: bool = False
     max_pixels: int = MOST_PIXELS
-
-
-class Png(NamedTuple):
-    """The parts of a PNG file that make its pixels; `core` is the file without anything else."""
-
-    depth: int
-    colour_type: int
-    palette: bytes
-    transparency: bytes
-    animated: bool
-    core: bytes
-
-    @property
-    def channels(self) -> int:
-        """1 or 3; a palette that has only greys is monochrome."""
-        if self.colour_type == 3:
-            table = np.frombuffer(self.palette, np.uint8).reshape(-1, 3)
-            return 1 if (table == table[:, :1]).all() else 3
-        return 3 if self.colour_type in (2, 6) else 1
 
 
 class Header(NamedTuple):
@@ -114,8 +84,9 @@ def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
     """Check everything that can be checked without decoding."""
     if data.startswith(_JPEG_MAGIC):
         header = _jpeg_header(data)
-    elif data.startswith(_PNG_MAGIC):
-        header = _png_header(data)
+    elif data.startswith(PNG_MAGIC):
+        png = read_png(data)
+        header = Header(png.height, png.width, png.channels, png)
     else:
         raise UnreadableError(_unknown_kind(data))
     if header.height * header.width > max_pixels:
@@ -237,49 +208,6 @@ def _jpeg_scale(header: Header, geometry: Geometry) -> int:
     return next((n for n in (1, 2, 4) if all(of * n >= 8 * to for of, to in zip(size, least, strict=True))), 8)
 
 
-def _png_header(data: bytes) -> Header:
-    parts: dict[bytes, list[bytes]] = {}
-    core = [_PNG_MAGIC]
-    for kind, chunk in _png_chunks(data):
-        parts.setdefault(kind, []).append(chunk[8:-4] if kind != b"IDAT" else b"")
-        if kind in _PNG_CHUNKS:
-            core.append(chunk)
-        elif kind[0] < ord("a"):
-            raise UnreadableError(f"it has a chunk {kind!r} that no PNG of pixels has; save it again")
-    width, height, depth, colour_type, *methods = struct.unpack(">IIBBBBB", parts[b"IHDR"][0])
-    if depth not in _PNG_DEPTHS.get(colour_type, ()) or any(methods[:2]) or methods[2] > 1 or not 0 < height * width < 1 << 62:
-        raise UnreadableError(f"its PNG header (0x{parts[b'IHDR'][0].hex()}) says what no PNG may; restore it")
-    palette, transparency = (parts.get(kind, [b""])[0] for kind in (b"PLTE", b"tRNS"))
-    if colour_type == 3 and not (0 < len(palette) <= 768 and len(palette) % 3 == 0):
-        raise UnreadableError(f"its palette has {len(palette)} bytes; 3 for each of 1 to 256 colours are the rule: restore it")
-    if any(len(parts.get(kind, ())) > 1 for kind in (b"IHDR", b"PLTE", b"tRNS")):
-        raise UnreadableError("it has two headers or palettes; restore it")
-    png = Png(depth, colour_type, palette, transparency, b"acTL" in parts, b"".join(core))
-    needed = height * (width * depth * _PNG_VALUES[colour_type] // 8)
-    if needed > _MOST_DEFLATION * len(png.core):
-        raise UnreadableError(f"it claims {height} × {width} pixels, which its {len(data)} bytes cannot hold; restore it")
-    return Header(height, width, png.channels, png)
-
-
-def _png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Each chunk with its kind, from IHDR to IEND; Pillow does not compare the checksums of the pixels' chunks."""
-    start, kind = len(_PNG_MAGIC), b""
-    while kind != b"IEND":
-        size = int.from_bytes(data[start : start + 4])
-        stop = start + 12 + size
-        if len(data) < start + 12 or len(data) < stop:
-            raise UnreadableError(
-                f"it is truncated: it ends at offset {len(data)}, within a chunk that began at {start}; restore it"
-            )
-        chunk, kind = data[start:stop], data[start + 4 : start + 8]
-        if zlib.crc32(chunk[4:-4]) != int.from_bytes(chunk[-4:]):
-            raise UnreadableError(f"it is damaged: the checksum of its chunk {kind!r} at offset {start} is wrong; restore it")
-        if (kind == b"IHDR") != (start == len(_PNG_MAGIC)) or (kind == b"IHDR" and size != 13):
-            raise UnreadableError(f"its chunk {kind!r} at offset {start} is not where or what a PNG has there; restore it")
-        yield kind, chunk
-        start = stop
-
-
 def _decode_png(png: Png, target: Target, done: list[str]) -> NDArray[Any]:
     if png.animated:
         _change(_ANIMATED, target, done)
@@ -289,8 +217,7 @@ def _decode_png(png: Png, target: Target, done: list[str]) -> NDArray[Any]:
         _change(_DEEP, target, done, held=held)
     if png.channels > 1 and target.channels == 1:
         _change(_COLOUR, target, done)
-    values = _png_values(png)
-    pixels, alpha = _png_colours(values, png)
+    pixels, alpha = png_pixels(png)
     if pixels.dtype == np.uint16 and target.dtype == np.uint8:
         pixels = (pixels >> 8).astype(np.uint8)
     if alpha is not None and int(alpha.min()) < 255:
@@ -299,48 +226,6 @@ def _decode_png(png: Png, target: Target, done: list[str]) -> NDArray[Any]:
     if pixels.shape[2] > target.channels:
         pixels = _luma(pixels)
     return target.geometry.apply(pixels.astype(target.dtype, copy=False))
-
-
-def _png_values(png: Png) -> NDArray[Any]:
-    """Decode: (height, width, values) as stored, except that 1, 2 and 4 bits of grey are spread over 0 to 255."""
-    from PIL.PngImagePlugin import PngImageFile
-
-    try:
-        # The class itself: Image.open has a limit of pixels of its own, and would try other kinds.
-        with PngImageFile(io.BytesIO(png.core)) as image:
-            image.load()
-            values = np.asarray(image.convert("L") if image.mode == "1" else image)
-    except Exception as error:  # Pillow lets pass what its parts raise: struct.error, IndexError, SyntaxError, …
-        raise UnreadableError(f"its PNG data is damaged ({error}); restore it") from error
-    return values.reshape(*values.shape[:2], -1)
-
-
-def _png_colours(values: NDArray[Any], png: Png) -> tuple[NDArray[Any], NDArray[np.uint8] | None]:
-    """Split the decoded values into colours (height, width, 1 or 3) and alpha (height, width), if there is any."""
-    if png.colour_type == 3:
-        return _png_palette(values[..., 0], png)
-    if png.colour_type in (4, 6):
-        return values[..., : png.channels], values[..., -1]
-    if not png.transparency:
-        return values, None
-    key = np.frombuffer(png.transparency, ">u2")
-    if len(key) != png.channels or (png.depth == 16 and png.channels == 3):
-        raise UnreadableError("its transparent colour (chunk tRNS) is damaged or has 16 bits per value; save it again without")
-    if png.depth < 8:
-        key = key * (255 // ((1 << png.depth) - 1))
-    return values, np.where((values == key).all(axis=-1), 0, 255).astype(np.uint8)
-
-
-def _png_palette(indices: NDArray[np.uint8], png: Png) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
-    table = np.frombuffer(png.palette, np.uint8).reshape(-1, 3)
-    if int(indices.max()) >= len(table):
-        raise UnreadableError(f"it has a pixel of colour {indices.max()}, but {len(table)} colours in its palette; restore it")
-    colours = table[indices][..., : png.channels]
-    if not png.transparency:
-        return colours, None
-    opacity = np.full(256, 255, np.uint8)
-    opacity[: len(png.transparency)] = np.frombuffer(png.transparency, np.uint8)[:256]
-    return colours, opacity[indices]
 
 
 def _luma(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

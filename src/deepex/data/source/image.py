@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepex.data.geometry import Geometry
-from deepex.data.source.base import Bad, Images
-from deepex.data.source.decode import MOST_PIXELS, Header, Target, UnreadableError, decode, read_header
+from deepex.data.source.base import Bad, Images, UnreadableError
+from deepex.data.source.decode import MOST_PIXELS, Header, Target, decode, read_header
 from deepex.data.source.folder import Listing, printable
 from deepex.errors import DataError
 
