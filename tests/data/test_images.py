@@ -230,6 +230,11 @@ def test_a_transparent_colour_is_alpha(values: NDArray[Any], depth: int, palette
     assert list(notes) == ["alpha, laid over black"]
 
 
+@pytest.mark.parametrize(("values", "size"), [(1, 3), (1, 4), (3, 5), (3, 7)])
+def test_a_transparent_colour_of_another_length_is_named(values: int, size: int) -> None:
+    assert "tRNS" in reason(png(noise(4, 4, values), 8, extra=chunk(b"tRNS", bytes(size))), values)
+
+
 @pytest.mark.parametrize("values", [1, 2, 3, 4])
 def test_sixteen_bits_are_reduced_only_if_asked(values: int) -> None:
     pixels = noise(5, 5, values, 65535)

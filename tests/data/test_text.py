@@ -172,6 +172,17 @@ def test_a_bad_file_is_named_with_its_line(tmp_path: Path, content: str) -> None
     assert out[[0, 2], ..., 0].tolist() == [[[1, 2], [3, 4]]] * 2
 
 
+def test_a_first_file_with_two_matrices_does_not_decide_on_the_size(tmp_path: Path) -> None:
+    for number, each in enumerate((f"{GOOD}\n{GOOD}", GOOD, GOOD)):
+        (tmp_path / f"{number}.txt").write_text(each)
+    images = open_text(tmp_path).train
+    out, bad = read(images, range(3))
+    assert images.shape == (2, 2, 1)
+    assert [entry.place for entry in bad] == [0]
+    assert "line 3 is blank" in bad[0].reason
+    assert out[1:, ..., 0].tolist() == [[[1, 2], [3, 4]]] * 2
+
+
 def test_a_bad_matrix_in_a_file_of_many_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "all.dat"
     path.write_text(f"{GOOD}\n{GOOD}\n1 2\n3 x\n\n{GOOD}\n9 9\n\n{GOOD}")

@@ -1,10 +1,12 @@
 """Trajectories as contact maps: files written by OpenMM (DCD, XTC, PDB) and by MDAnalysis's own writer (TRR)."""
 
 import multiprocessing
+import os
 import pickle
 import struct
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,7 +26,8 @@ pytest.importorskip("MDAnalysis", reason="trajectories need the extra `science`"
 openmm = pytest.importorskip("openmm", reason="the extra `science` brings OpenMM, which writes the files of these tests")
 
 Array = NDArray[Any]
-FORMATS = ("dcd", "xtc", "trr", "pdb")
+FORMATS = ("dcd", "xtc", "trr", "pdb", "xyz")
+WITHOUT_BOX = ("pdb", "xyz")
 BOX = 20.0
 
 
@@ -69,32 +72,33 @@ def write(path: Path, frames: Array) -> Path:
         for frame in positions:
             xtc.writeModel(frame, unitCellDimensions=Vec3(*[BOX / 10] * 3) * unit.nanometer)
     else:
-        write_trr(path, frames)
+        write_with_mdanalysis(path, frames, [BOX] * len(frames))
     return path
 
 
-def write_trr(path: Path, frames: Array) -> None:
+def write_with_mdanalysis(path: Path, frames: Array, boxes: Sequence[float]) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import MDAnalysis
 
         universe = MDAnalysis.Universe.empty(frames.shape[1], trajectory=True)
         with MDAnalysis.Writer(str(path), frames.shape[1]) as writer:
-            for frame in frames:
+            for frame, box in zip(frames, boxes, strict=True):
                 universe.atoms.positions = frame
-                universe.dimensions = [BOX, BOX, BOX, 90, 90, 90]
+                universe.dimensions = [box, box, box, 90, 90, 90]
                 writer.write(universe.atoms)
+    return path
 
 
 def topology(folder: Path, atoms: int = 14) -> Path:
     return write(folder / "topology.pdb", chain(1, atoms))
 
 
-def apart(frames: Array, *, pbc: bool = False) -> Array:
-    """Distances between the CA atoms, all but the second."""
+def apart(frames: Array, box: float | None) -> Array:
+    """Distances between the CA atoms, all but the second; in a box, those to the nearest image."""
     chosen = np.delete(frames.astype(np.float64), 1, axis=1)
     between = chosen[:, :, None] - chosen[:, None]
-    return np.asarray(np.linalg.norm(between - BOX * np.rint(between / BOX) if pbc else between, axis=-1))
+    return np.asarray(np.linalg.norm(between - box * np.rint(between / box) if box else between, axis=-1))
 
 
 def read(images: Images, numbers: Any) -> tuple[Array, list[Bad]]:
@@ -103,8 +107,8 @@ def read(images: Images, numbers: Any) -> tuple[Array, list[Bad]]:
     return out[..., 0], bad
 
 
-def agree(found: Array, frames: Array, cutoff: float, *, pbc: bool = False) -> None:
-    distances = apart(frames, pbc=pbc)
+def agree(found: Array, frames: Array, cutoff: float, *, box: float | None = None) -> None:
+    distances = apart(frames, box)
     clear = np.abs(distances - cutoff) > 0.02  # XTC keeps 0.01 Å, PDB 0.001
     assert clear.mean() > 0.9
     np.testing.assert_array_equal(found[clear], (distances < cutoff)[clear])
@@ -115,12 +119,13 @@ def agree(found: Array, frames: Array, cutoff: float, *, pbc: bool = False) -> N
 def test_contact_maps_are_those_of_the_coordinates(
     tmp_path_factory: pytest.TempPathFactory, kind: str, counts: list[int], data: st.DataObject
 ) -> None:
-    stride, cutoff, pbc = data.draw(st.integers(1, 4)), data.draw(st.floats(3, 12)), kind != "pdb" and data.draw(st.booleans())
+    stride, cutoff = data.draw(st.integers(1, 4)), data.draw(st.floats(3, 12))
+    box = BOX if kind not in WITHOUT_BOX and data.draw(st.booleans()) else None
     atoms = data.draw(st.sampled_from((9, 14)))  # up to 9, XTC is not compressed
     folder = tmp_path_factory.mktemp("md")
     frames = [chain(count, atoms, seed) for seed, count in enumerate(counts)]
     paths = [write(folder / f"{number}.{kind}", each) for number, each in enumerate(frames)]
-    images = open_trajectory(topology(folder, atoms), paths, cutoff=cutoff, stride=stride, pbc=pbc).train
+    images = open_trajectory(topology(folder, atoms), paths, cutoff=cutoff, stride=stride, pbc=box is not None).train
     expected = np.concatenate([each[::stride] for each in frames])
     assert (images.count, images.shape, images.dtype, images.busy) == (
         len(expected),
@@ -133,7 +138,7 @@ def test_contact_maps_are_those_of_the_coordinates(
         for chosen in (np.arange(len(expected)), np.array(numbers)):
             found, bad = read(pickle.loads(pickle.dumps(images)), chosen)
             assert bad == []
-            agree(found, expected[chosen], cutoff, pbc=pbc)
+            agree(found, expected[chosen], cutoff, box=box)
     assert {entry.name for entry in folder.iterdir()} == {"topology.pdb", *(path.name for path in paths)}  # nothing is left behind
 
 
@@ -157,7 +162,7 @@ def test_the_files_and_choices_are_described(tmp_path: Path) -> None:
 
 def test_a_selection_may_ask_for_coordinates(tmp_path: Path) -> None:
     frames = chain(3)
-    near = (apart(frames, pbc=True)[0, 0, 1:] < 9).sum()  # MDAnalysis selects with the box
+    near = (apart(frames, BOX)[0, 0, 1:] < 9).sum()  # MDAnalysis selects with the box
     path = write(tmp_path / "a.xtc", frames)
     images = open_trajectory(topology(tmp_path), [path], select="name CA and (index 0 or around 9 index 0)").train
     assert images.shape[0] == near + 1
@@ -221,6 +226,27 @@ def test_a_truncated_trajectory_loses_its_last_frame_and_says_so(tmp_path: Path,
         agree(found[:-1], frames[: images.count - 1], 8.0)
 
 
+def test_a_text_that_ends_within_a_frame_says_so(tmp_path: Path) -> None:
+    frames = chain(6)
+    path = write(tmp_path / "a.xyz", frames)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-8]))
+    found, bad = read(open_trajectory(topology(tmp_path), [path]).train, range(6))
+    assert [(entry.place, "ends within this frame" in entry.reason) for entry in bad] == [(5, True)]
+    agree(found[:5], frames[:5], 8.0)
+
+
+@pytest.mark.parametrize("kind", ["dcd", "xtc", "trr"])
+def test_each_frame_is_measured_in_its_own_box(tmp_path: Path, kind: str) -> None:
+    """As of a simulation at constant pressure."""
+    frames, sizes = chain(6), [20.0, 26.0, 21.0, 30.0, 24.0, 40.0]
+    path = write_with_mdanalysis(tmp_path / f"a.{kind}", frames, sizes)
+    found, bad = read(open_trajectory(topology(tmp_path), [path], pbc=True).train, range(6))
+    assert bad == []
+    for number, size in enumerate(sizes):
+        agree(found[[number]], frames[[number]], 8.0, box=size)
+
+
 def test_coordinates_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.dcd", chain(3))
     raw = bytearray(path.read_bytes())
@@ -247,6 +273,30 @@ def test_a_damaged_frame_is_found_before_it_is_unpacked(tmp_path: Path) -> None:
     assert [entry.place for entry in bad] == [4]
     assert "compressed coordinates are damaged" in bad[0].reason
     agree(np.delete(found, 4, 0), np.delete(frames, 4, 0), 8.0)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_trajectory_that_is_cut_while_it_is_read_loses_the_frames_that_are_gone(tmp_path: Path, kind: str) -> None:
+    frames = chain(20)
+    path = write(tmp_path / f"a.{kind}", frames)
+    images = open_trajectory(topology(tmp_path), [path]).train
+    os.truncate(path, path.stat().st_size // 2)
+    found, bad = read(images, range(20))
+    lost = [entry.place for entry in bad]
+    assert 9 <= len(lost) <= 11
+    agree(np.delete(found, lost, 0), np.delete(frames, lost, 0), 8.0)
+
+
+@pytest.mark.parametrize("line", ["C 1.0 2.0", "", "C 1.0 2.0 x"])
+def test_a_bad_line_in_a_frame_of_text_is_the_loss_of_that_frame(tmp_path: Path, line: str) -> None:
+    frames = chain(12)
+    path = write(tmp_path / "a.xyz", frames)
+    lines = path.read_text().splitlines()
+    lines[6 * 16 + 5] = line
+    path.write_text("\n".join(lines) + "\n")
+    found, bad = read(open_trajectory(topology(tmp_path), [path]).train, range(12))
+    assert [entry.place for entry in bad] == [6]
+    agree(np.delete(found, 6, 0), np.delete(frames, 6, 0), 8.0)
 
 
 def test_a_frame_without_a_box_is_not_taken_for_periodic(tmp_path: Path) -> None:
@@ -285,6 +335,9 @@ def damage(folder: Path, kind: str, data: st.DataObject) -> None:
         return
     good = np.setdiff1d(np.arange(len(found)), [entry.place for entry in bad])
     assert found[good].max(initial=0) <= 1
+    alone = [read(images, [number]) for number in range(len(found))]
+    assert [number for number, (_, reasons) in enumerate(alone) if not reasons] == good.tolist()
+    assert all((found[number] == alone[number][0][0]).all() for number in good)
     assert all(path.name in entry.name for entry in bad)
 
 

@@ -72,11 +72,11 @@ def xtc_overflows(path: Path, offsets: NDArray[np.int64], atoms: int) -> list[in
     with path.open("rb") as file:
         for at in offsets.tolist():
             file.seek(at + 60)
-            *bounds, small, size = struct.unpack(">8i", file.read(32))
+            *bounds, small, size = struct.unpack(">8i", file.read(32).ljust(32, b"\0"))
             spans = [high - low + 1 for low, high in zip(bounds[:3], bounds[3:], strict=True)]
             wide = math.prod(spans).bit_length() if max(spans) <= 0xFFFFFF else sum(min(span.bit_length(), 32) for span in spans)
-            heads.append((wide, small, size))
             contents.append(file.read(size))
+            heads.append((wide, small, len(contents[-1])))  # less than `size` if the file was cut meanwhile
     wide, small, size = np.array(heads, np.int64).reshape(-1, 3).T.copy()
     stream = np.zeros((len(heads), int(size.max(initial=0)) + 2), np.uint8)
     for row, content in zip(stream, contents, strict=True):

@@ -10,6 +10,7 @@ Datasets that cannot be read as they were written are refused when they are open
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, final
@@ -140,10 +141,12 @@ class Hdf5Images(Images):
     @staticmethod
     def _reopened(table: Stored) -> tuple[Any, Any]:
         handle = opened(table.path, cache_bytes=table.cache_bytes)
-        now = inspect(handle, table.path, table.key)
-        if now != table:
-            handle.close()
-            raise DataError(f"{table.path} has changed: {table.key} is now {now.dtype} of shape {now.shape}; start again")
+        with ExitStack() as unless_fine:
+            unless_fine.callback(handle.close)
+            now = inspect(handle, table.path, table.key)
+            if now != table:
+                raise DataError(f"{table.path} has changed: {table.key} is now {now.dtype} of shape {now.shape}; start again")
+            unless_fine.pop_all()
         return handle, handle[table.key].id
 
 

@@ -49,7 +49,8 @@ def decide(texts: dict[int, Text], shape: tuple[int, int] | None, dtype: Number 
     reasons, arrays = [], []
     for text in texts.values():
         try:
-            array = _parsed(_bare(text.content))
+            bare = _bare(text.content)
+            array = np.empty((0, 0)) if _BLANK_LINE.search(bare) else _parsed(bare)
         except ValueError:
             array = np.full((0, 0), np.nan)
         if array.size and np.isfinite(array).all() and array.shape == (shape or array.shape):

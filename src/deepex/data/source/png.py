@@ -80,9 +80,9 @@ def png_pixels(png: Png) -> tuple[NDArray[Any], NDArray[np.uint8] | None]:
         return values[..., : png.channels], values[..., -1]
     if not png.transparency:
         return values, None
-    key = np.frombuffer(png.transparency, ">u2")
-    if len(key) != png.channels or (png.depth == 16 and png.channels == 3):
+    if len(png.transparency) != 2 * png.channels or (png.depth == 16 and png.channels == 3):
         raise UnreadableError("its transparent colour (chunk tRNS) is damaged or has 16 bits per value; save it again without")
+    key = np.frombuffer(png.transparency, ">u2")
     if png.depth < 8:
         key = key * (255 // ((1 << png.depth) - 1))
     return values, np.where((values == key).all(axis=-1), 0, 255).astype(np.uint8)

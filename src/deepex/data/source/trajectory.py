@@ -149,12 +149,18 @@ class TrajectoryImages(Images):
         return bad
 
     def _read_series(self, file: int, frames: NDArray[np.int64], places: NDArray[Any]) -> bool:
-        """Read evenly spaced frames in one go, several times as fast; False if that is not possible."""
+        """Read evenly spaced frames in one go, several times as fast; False if that is not possible.
+
+        Only by readers with a way of their own: the common one takes an error for the end, and leaves the rest undefined.
+        """
         if self._pbc or len(frames) < _SERIES:
             return False
         try:
+            reader = self._reader(file)
+            if "timeseries" not in vars(type(reader)):
+                return False
             bounds = {"start": int(frames[0]), "stop": int(frames[-1]) + 1, "step": self._stride}
-            places[:] = self._reader(file).timeseries(atomgroup=self._atoms, order="fac", **bounds)
+            places[:] = reader.timeseries(atomgroup=self._atoms, order="fac", **bounds)
         except _ERRORS:
             self.close()
             return False
@@ -171,7 +177,7 @@ class TrajectoryImages(Images):
             raise ValueError("the frame has no periodic box, which distances to the nearest image need")
         if not np.isfinite(box).all() or (box <= 0).any():
             raise ValueError(f"its periodic box is {box.tolist()}, where lengths and angles must be positive")
-        return box
+        return box.copy()  # the reader writes the next frame's box into the same array
 
     def _reader(self, file: int) -> Any:
         if self._open is None or self._open[:2] != (os.getpid(), file):
@@ -273,7 +279,7 @@ def _frames(path: Path, topology: Path, total: int) -> Frames:
         else:
             with _quiet():
                 reader = _opened(path, total, None)
-                atoms, whole, rest, offsets = int(reader.n_atoms), int(reader.n_frames), _rest_of_dcd(reader, path), None
+                atoms, whole, rest, offsets = int(reader.n_atoms), int(reader.n_frames), _rest(reader, path), None
                 reader.close()
     except _ERRORS as error:
         with suppress(*_ERRORS), _quiet():  # a PDB file of more atoms fails as if it were damaged
@@ -293,12 +299,27 @@ def _mismatch(path: Path, atoms: int, topology: Path, total: int) -> DataError:
     return DataError(f"{path} has {atoms} atoms, {topology} has {total}; give the topology that the trajectory was made with")
 
 
-def _rest_of_dcd(reader: Any, path: Path) -> str | None:
-    """What the reader passes over silently: bytes behind the last whole frame."""
-    if reader.format != "DCD" or not hasattr(reader._file, "_framesize"):
+def _rest(reader: Any, path: Path) -> str | None:
+    """What the readers of DCD and XYZ pass over silently: bytes behind the last whole frame."""
+    if reader.format == "DCD" and hasattr(reader._file, "_framesize"):
+        later = path.stat().st_size - reader._file._header_size - reader._file._firstframesize
+        is_cut = bool(later % reader._file._framesize)
+    elif reader.format == "XYZ" and hasattr(reader, "_offsets"):
+        is_cut = _has_text(path, reader._offsets[reader.n_frames :])
+    else:
         return None
-    later = path.stat().st_size - reader._file._header_size - reader._file._firstframesize
-    return "the file ends within this frame" if later % reader._file._framesize else None
+    return "the file ends within this frame" if is_cut else None
+
+
+def _has_text(path: Path, offsets: Sequence[int]) -> bool:
+    """Whether anything but blank lines stands from the first of these offsets on."""
+    from MDAnalysis.lib.util import anyopen
+
+    if not offsets:
+        return False
+    with anyopen(path) as file:
+        file.seek(offsets[0])
+        return any(line.strip() for line in file)
 
 
 def _opened(path: Path, total: int | None, offsets: NDArray[np.int64] | None) -> Any:
