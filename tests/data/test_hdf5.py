@@ -358,12 +358,15 @@ def damage(folder: Path, storage: int, data: st.DataObject) -> None:
     (folder / "damaged.h5").write_bytes(raw[: data.draw(st.integers(0, len(raw)) | st.just(len(raw)))])
     try:
         images = opened(folder / "damaged.h5")
-        out = np.empty((min(images.count, 100), *images.shape), images.dtype)
+        out, alone = np.empty((2, min(images.count, 100), *images.shape), images.dtype)
         bad = images.read(np.arange(len(out)), out)
+        good = [number for number in range(len(out)) if not images.read(np.array([number]), alone[number : number + 1])]
         images.close()
     except DataError:
         return
     assert all(0 <= entry.place < len(out) and "damaged.h5" in entry.name for entry in bad)
+    assert good == np.setdiff1d(np.arange(len(out)), [entry.place for entry in bad]).tolist()
+    assert out[good].tobytes() == alone[good].tobytes()
 
 
 def damage_many(folder: Path) -> None:

@@ -289,4 +289,8 @@ def test_damaged_bytes_never_crash(tmp_path_factory: pytest.TempPathFactory, pac
         return
     good = np.setdiff1d(np.arange(images.count), [entry.place for entry in bad])
     assert np.isfinite(out[good]).all()
+    for number in range(images.count):
+        one, reasons = read(images, [number])
+        assert (not reasons) == (number in good)
+        assert reasons or (one[0] == out[number]).all()
     assert all(path.name in entry.name and "line" in entry.reason + entry.name for entry in bad if many)
