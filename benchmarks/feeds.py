@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
 
 import bench
 from deepex.comm.solo import SoloCommunicator
@@ -92,16 +93,19 @@ class LoaderFeed(Feed):
         )
         self._batches: Iterator[Batch] = iter(())
 
-    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:  # noqa: D102 - see the base
+    @override
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         order = self._samples.plan(epoch).order
         self._order.batches = [order[begin:end].tolist() for begin, end in self._samples.batches(turns)]
         self._batches = iter(self._loader)
 
-    def next(self) -> Batch:  # noqa: D102
+    @override
+    def next(self) -> Batch:
         images, labels = next(self._batches)
         return images.to(self._device, non_blocking=True), labels.to(self._device, non_blocking=True)
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         return
 
 

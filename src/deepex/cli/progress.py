@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from typing_extensions import override
 
 from deepex.cli.show import phase_shares, print_phases, score_text
 from deepex.engine.config import RunConfig
@@ -51,7 +52,8 @@ class Bars(Watcher):
         self._task: TaskID | None = None
         self._seen, self._began, self._drawn = 0, 0.0, 0.0
 
-    def began(self, state: dict[str, Any]) -> None:  # noqa: D102 - see the base
+    @override
+    def began(self, state: dict[str, Any]) -> None:
         self._ranks = state["ranks"]
         parameters = state["network"]["parameters"]
         self._console.print(
@@ -62,7 +64,8 @@ class Bars(Watcher):
         )
         self._bar.start()
 
-    def epoch_began(self, epoch: int, samples: int) -> None:  # noqa: D102
+    @override
+    def epoch_began(self, epoch: int, samples: int) -> None:
         self._seen, self._began = 0, perf_counter()
         if self._bar.disable:
             return
@@ -70,7 +73,8 @@ class Bars(Watcher):
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task("", total=samples, epoch=epoch, speed=0.0)
 
-    def stepped(self, samples: int) -> None:  # noqa: D102
+    @override
+    def stepped(self, samples: int) -> None:
         self._seen += samples
         if self._task is None:
             return
@@ -80,7 +84,8 @@ class Bars(Watcher):
             speed = self._ranks * self._seen / max(now - self._began, 1e-9)
             self._bar.update(self._task, completed=self._seen, speed=speed, refresh=True)
 
-    def epoch_ended(self, epoch: EpochRecord) -> None:  # noqa: D102
+    @override
+    def epoch_ended(self, epoch: EpochRecord) -> None:
         self._epochs.append(epoch)
         shares = "  ".join(f"{name} {share:.0%}" for name, share in phase_shares(epoch).items())
         validation = f"  validation {score_text(epoch.validation)}" if epoch.validation else ""
@@ -91,11 +96,13 @@ class Bars(Watcher):
             soft_wrap=True,
         )
 
-    def ended(self, status: str, reason: str) -> None:  # noqa: D102
+    @override
+    def ended(self, status: str, reason: str) -> None:
         self.closed()
         if self._epochs:
             print_phases(self._console, self._epochs)
         self._console.print(f"{status}: {reason}", highlight=False)
 
-    def closed(self) -> None:  # noqa: D102
+    @override
+    def closed(self) -> None:
         self._bar.stop()

@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
 from deepex.comm.base import Communicator, check_tensor, scale
 from deepex.comm.place import find_place
@@ -40,31 +41,38 @@ class DistributedCommunicator(Communicator):
         self._ranks = dist.get_process_group_ranks(self._group)
         self._locate(dist.get_rank(self._group), dist.get_world_size(self._group), "torch.distributed")
 
-    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:  # noqa: D102 - see the base
+    @override
+    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         check_tensor(tensor)
         if not self._node.sum(tensor, weight):
             scale(tensor, weight)
             dist.all_reduce(tensor, group=self._group)
 
-    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: D102
+    @override
+    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self._node.zeros(count, dtype, device)
 
-    def shares(self, tensor: torch.Tensor) -> bool:  # noqa: D102
+    @override
+    def shares(self, tensor: torch.Tensor) -> bool:
         return self._node.find(tensor) is not None
 
-    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:  # noqa: D102
+    @override
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         check_tensor(tensor)
         dist.broadcast(tensor, self._ranks[root], group=self._group)
 
-    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    @override
+    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
         rows = torch.empty((self.size, row.numel()), dtype=row.dtype)
         dist.all_gather(list(rows.unbind()), row.contiguous(), group=self._group)
         return rows
 
-    def barrier(self) -> None:  # noqa: D102
+    @override
+    def barrier(self) -> None:
         self.sum(torch.zeros(1))  # a host tensor, so that `nccl` needs no device for it
 
-    def split(self, color: int, key: int = 0) -> "DistributedCommunicator":  # noqa: D102
+    @override
+    def split(self, color: int, key: int = 0) -> "DistributedCommunicator":
         rows = self.gather([color, key])
         members = sorted((r for r in range(self.size) if rows[r][0] == color), key=lambda r: (rows[r][1], r))
         ranks = [self._ranks[r] for r in members]
@@ -73,12 +81,14 @@ class DistributedCommunicator(Communicator):
         group = dist.new_group(ranks, backend=_BACKENDS[self.kind], use_local_synchronization=True, timeout=_TIMEOUT)
         return DistributedCommunicator(self.kind, bootstrap=self._bootstrap, group=group)
 
-    def abort(self, code: int) -> None:  # noqa: D102
+    @override
+    def abort(self, code: int) -> None:
         if self._bootstrap is not None:
             self._bootstrap.abort(code)
         os._exit(code)  # torchrun ends the other ranks; gloo's see the connection close
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         self._node.release()
         if self._owns_world:
             dist.destroy_process_group()

@@ -14,6 +14,7 @@ import os
 from typing import Any, Final, final
 
 import torch
+from typing_extensions import override
 
 from deepex.comm.base import Communicator, check_tensor, scale
 from deepex.comm.shared import NodeMemory
@@ -79,41 +80,50 @@ class MpiCommunicator(Communicator):
         self.cuda_aware = bool(cuda_aware)
         self._locate(self._comm.rank, self._comm.size, "mpi")
 
-    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:  # noqa: D102 - see the base
+    @override
+    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         check_tensor(tensor)
         if not self._node.sum(tensor, weight):
             scale(tensor, weight)
             self._on_memory(tensor, lambda memory: self._comm.Allreduce(self._mpi.IN_PLACE, memory, self._mpi.SUM))
 
-    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: D102
+    @override
+    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self._node.zeros(count, dtype, device)
 
-    def shares(self, tensor: torch.Tensor) -> bool:  # noqa: D102
+    @override
+    def shares(self, tensor: torch.Tensor) -> bool:
         return self._node.find(tensor) is not None
 
-    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:  # noqa: D102
+    @override
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         self._on_memory(tensor, lambda memory: self._comm.Bcast(memory, root))
 
-    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    @override
+    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
         row = row.contiguous()
         rows = torch.empty((self._comm.size, row.numel()), dtype=row.dtype)
         self._comm.Allgather(self._memory(row), self._memory(rows, row.numel()))
         return rows
 
-    def barrier(self) -> None:  # noqa: D102
+    @override
+    def barrier(self) -> None:
         self._comm.Barrier()
 
-    def split(self, color: int, key: int = 0) -> "MpiCommunicator":  # noqa: D102
+    @override
+    def split(self, color: int, key: int = 0) -> "MpiCommunicator":
         part = self._comm.Split(color, key)
         try:
             return MpiCommunicator(part, cuda_aware=self.cuda_aware)
         finally:
             part.Free()
 
-    def abort(self, code: int) -> None:  # noqa: D102
+    @override
+    def abort(self, code: int) -> None:
         self._comm.Abort(code)
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         self._staging = None
         self._node.release()
         if not self._mpi.Is_finalized():

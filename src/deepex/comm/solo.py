@@ -9,6 +9,7 @@ import socket
 from typing import final
 
 import torch
+from typing_extensions import override
 
 from deepex.comm.base import Communicator, check_tensor, scale
 from deepex.comm.place import Place
@@ -23,24 +24,31 @@ class SoloCommunicator(Communicator):
     def __init__(self) -> None:
         self.place = Place(host=socket.gethostname())
 
-    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:  # noqa: D102 - see the base
+    @override
+    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         check_tensor(tensor)
         scale(tensor, weight)
 
-    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:  # noqa: D102
+    @override
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         check_tensor(tensor)
 
-    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    @override
+    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
         return row[None].clone()
 
-    def barrier(self) -> None:  # noqa: D102
+    @override
+    def barrier(self) -> None:
         return
 
-    def split(self, color: int, key: int = 0) -> "SoloCommunicator":  # noqa: D102
+    @override
+    def split(self, color: int, key: int = 0) -> "SoloCommunicator":
         return SoloCommunicator()
 
-    def abort(self, code: int) -> None:  # noqa: D102
+    @override
+    def abort(self, code: int) -> None:
         os._exit(code)
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         return

@@ -12,6 +12,7 @@ from typing import Any, Final, final
 
 import torch
 from torch.nn import functional
+from typing_extensions import override
 
 from deepex.errors import UnknownName
 
@@ -42,15 +43,18 @@ class Classify(Objective):
     measure = "error"
     standardise = True
 
-    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    @override
+    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = functional.cross_entropy(output.float(), labels)
         return loss
 
-    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    @override
+    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         wrong: torch.Tensor = output.detach().argmax(dim=1) != labels
         return wrong.sum()
 
-    def value(self, tally: float, samples: int) -> float:  # noqa: D102
+    @override
+    def value(self, tally: float, samples: int) -> float:
         return tally / samples
 
 
@@ -65,7 +69,8 @@ class Reconstruct(Objective):
     measure = "rmse"
     standardise = False
 
-    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    @override
+    def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits, *latent = output if isinstance(output, tuple) else (output,)
         loss = functional.binary_cross_entropy_with_logits(logits.float(), images, reduction="sum")
         if latent:
@@ -73,12 +78,14 @@ class Reconstruct(Objective):
             loss = loss - 0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
         return loss / len(images)
 
-    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    @override
+    def tally(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits = output[0] if isinstance(output, tuple) else output
         squares: torch.Tensor = (logits.detach().float().sigmoid() - images).square()
         return squares.flatten(1).mean(1).sum()
 
-    def value(self, tally: float, samples: int) -> float:  # noqa: D102
+    @override
+    def value(self, tally: float, samples: int) -> float:
         return math.sqrt(tally / samples)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Final, Protocol
 
+from typing_extensions import override
+
 PHASES: Final = ("input", "forward", "backward", "update", "sync")
 INPUT, FORWARD, BACKWARD, UPDATE, SYNC = range(len(PHASES))
 COMPUTE: Final = ("forward", "backward", "update")
@@ -60,18 +62,22 @@ class HostClock(PhaseClock):
         self._seconds = [0.0] * len(PHASES)
         self._last = perf_counter()
 
-    def start(self) -> None:  # noqa: D102 - see the base
+    @override
+    def start(self) -> None:
         self._last = perf_counter()
 
-    def mark(self, phase: int) -> None:  # noqa: D102
+    @override
+    def mark(self, phase: int) -> None:
         now = perf_counter()
         self._seconds[phase] += now - self._last
         self._last = now
 
-    def seconds(self) -> dict[str, float]:  # noqa: D102
+    @override
+    def seconds(self) -> dict[str, float]:
         return dict(zip(PHASES, self._seconds, strict=True))
 
-    def reset(self) -> None:  # noqa: D102
+    @override
+    def reset(self) -> None:
         self._seconds = [0.0] * len(PHASES)
 
 
@@ -89,17 +95,20 @@ class DeviceClock(PhaseClock):
         self._events: list[Event] = []
         self._phases: list[int] = []
 
-    def start(self) -> None:  # noqa: D102
+    @override
+    def start(self) -> None:
         self.mark(self._START)
 
-    def mark(self, phase: int) -> None:  # noqa: D102
+    @override
+    def mark(self, phase: int) -> None:
         used = len(self._phases)
         if used == len(self._events):
             self._events.append(self._make_event())
         self._events[used].record()
         self._phases.append(phase)
 
-    def seconds(self) -> dict[str, float]:  # noqa: D102
+    @override
+    def seconds(self) -> dict[str, float]:
         total = [0.0] * len(PHASES)
         if self._phases:
             self._events[len(self._phases) - 1].synchronize()
@@ -108,21 +117,26 @@ class DeviceClock(PhaseClock):
                 total[phase] += self._events[index - 1].elapsed_time(self._events[index]) / 1000.0
         return dict(zip(PHASES, total, strict=True))
 
-    def reset(self) -> None:  # noqa: D102
+    @override
+    def reset(self) -> None:
         self._phases.clear()
 
 
 class NoClock(PhaseClock):
     """Measures nothing: the other side of the benchmark that shows what measuring costs."""
 
-    def start(self) -> None:  # noqa: D102
+    @override
+    def start(self) -> None:
         return
 
-    def mark(self, phase: int) -> None:  # noqa: D102
+    @override
+    def mark(self, phase: int) -> None:
         return
 
-    def seconds(self) -> dict[str, float]:  # noqa: D102
+    @override
+    def seconds(self) -> dict[str, float]:
         return dict.fromkeys(PHASES, 0.0)
 
-    def reset(self) -> None:  # noqa: D102
+    @override
+    def reset(self) -> None:
         return

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from typing import Final, final
 
 import torch
+from typing_extensions import override
 
 from deepex.comm.base import Communicator, Zeros
 from deepex.errors import FailureError
@@ -74,13 +75,16 @@ class InPlace(Agreement):
 
     _share = 1.0
 
-    def begin(self) -> None:  # noqa: D102 - see the base
+    @override
+    def begin(self) -> None:
         return
 
-    def add(self, share: float) -> None:  # noqa: D102
+    @override
+    def add(self, share: float) -> None:
         self._share = share
 
-    def reach(self, comm: Communicator, request: float) -> None:  # noqa: D102
+    @override
+    def reach(self, comm: Communicator, request: float) -> None:
         self._ask(self._agreed, request)
         comm.sum(self._agreed, self._share)
 
@@ -110,18 +114,21 @@ class Accumulated(_Turns):
         self._last, self._total = (zeros(agreed.numel(), agreed.dtype, agreed.device) for _ in range(2))
         self._empty = True
 
-    def start(self) -> None:  # noqa: D102
+    @override
+    def start(self) -> None:
         self._last.copy_(self._agreed)
         self._empty = self._fresh = True
 
-    def add(self, share: float) -> None:  # noqa: D102
+    @override
+    def add(self, share: float) -> None:
         if self._empty:
             torch.mul(self._agreed, share, out=self._total) if share else self._total.zero_()
         elif share:
             self._total.add_(self._agreed, alpha=share)
         self._empty = False
 
-    def reach(self, comm: Communicator, request: float) -> None:  # noqa: D102
+    @override
+    def reach(self, comm: Communicator, request: float) -> None:
         self._ask(self._total, request)
         comm.sum(self._total)
         self._last, self._total = self._total, self._last
@@ -144,12 +151,14 @@ class FixedPoint(_Turns):
         self._last = torch.empty_like(own)
         self._total = zeros(agreed.numel(), torch.int64, agreed.device)
 
-    def start(self) -> None:  # noqa: D102
+    @override
+    def start(self) -> None:
         self._last.copy_(self._own)
         self._total.zero_()
         self._fresh = True
 
-    def add(self, share: float) -> None:  # noqa: D102
+    @override
+    def add(self, share: float) -> None:
         if share == 0:
             return
         if not bool(self._agreed.abs().amax() < _LIMIT):
@@ -160,7 +169,8 @@ class FixedPoint(_Turns):
         for values, total in zip(self._agreed.split(_CHUNK), self._total.split(_CHUNK), strict=True):
             total.add_(values.double().mul_(share).mul_(2.0**_FRACTION_BITS).round_().to(torch.int64))
 
-    def reach(self, comm: Communicator, request: float) -> None:  # noqa: D102
+    @override
+    def reach(self, comm: Communicator, request: float) -> None:
         self._ask(self._total, round(request * 2.0**_FRACTION_BITS))
         comm.sum(self._total)
         for values, total in zip(self._agreed.split(_CHUNK), self._total.split(_CHUNK), strict=True):
@@ -170,7 +180,8 @@ class FixedPoint(_Turns):
         self._fresh = True
 
     @property
-    def nbytes(self) -> int:  # noqa: D102
+    @override
+    def nbytes(self) -> int:
         return self._total.nbytes
 
     def _base(self) -> torch.Tensor:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import final
 
 import torch
+from typing_extensions import override
 
 
 class MomentumPolicy(ABC):
@@ -33,13 +34,16 @@ class MomentumPolicy(ABC):
 class Averaged(MomentumPolicy):
     """Momentum is in the averaged slice, which restores it too."""
 
-    def begin(self, index: int) -> None:  # noqa: D102 - see the base
+    @override
+    def begin(self, index: int) -> None:
         return
 
-    def end(self, index: int) -> None:  # noqa: D102
+    @override
+    def end(self, index: int) -> None:
         return
 
-    def stored(self) -> list[torch.Tensor]:  # noqa: D102
+    @override
+    def stored(self) -> list[torch.Tensor]:
         return []
 
 
@@ -50,13 +54,16 @@ class Reset(MomentumPolicy):
     def __init__(self, momentum: torch.Tensor) -> None:
         self._momentum = momentum
 
-    def begin(self, index: int) -> None:  # noqa: D102
+    @override
+    def begin(self, index: int) -> None:
         self._momentum.zero_()
 
-    def end(self, index: int) -> None:  # noqa: D102
+    @override
+    def end(self, index: int) -> None:
         return
 
-    def stored(self) -> list[torch.Tensor]:  # noqa: D102
+    @override
+    def stored(self) -> list[torch.Tensor]:
         return []
 
 
@@ -69,15 +76,18 @@ class Local(MomentumPolicy):
         waiting = replicas_per_rank if replicas_per_rank > 1 else 0
         self._host = [torch.zeros_like(momentum, device="cpu") for _ in range(waiting)]
 
-    def begin(self, index: int) -> None:  # noqa: D102
+    @override
+    def begin(self, index: int) -> None:
         if self._host:
             self._momentum.copy_(self._host[index])
 
-    def end(self, index: int) -> None:  # noqa: D102
+    @override
+    def end(self, index: int) -> None:
         if self._host:
             self._host[index].copy_(self._momentum)
 
-    def stored(self) -> list[torch.Tensor]:  # noqa: D102
+    @override
+    def stored(self) -> list[torch.Tensor]:
         return self._host or [self._momentum]
 
 

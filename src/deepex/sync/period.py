@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
 
+from typing_extensions import override
+
 from deepex.errors import ConfigError
 
 
@@ -29,7 +31,8 @@ class EverySteps(PeriodRule):
 
     period: int
 
-    def next_sync(self, step: int, steps: int) -> int:  # noqa: D102 - see the base
+    @override
+    def next_sync(self, step: int, steps: int) -> int:
         return min(step - step % self.period + self.period, steps)
 
 
@@ -40,7 +43,8 @@ class PerEpoch(PeriodRule):
 
     times: int
 
-    def next_sync(self, step: int, steps: int) -> int:  # noqa: D102
+    @override
+    def next_sync(self, step: int, steps: int) -> int:
         return next(end for k in range(1, self.times + 1) if (end := -(-k * steps // self.times)) > step)
 
 

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.comm.base import Communicator
 from deepex.data.feeds.exchange import Exchange
@@ -40,7 +41,8 @@ class Cache(Store):
         """The memory that this rank added to its node's."""
         return self.exchange.num_bytes
 
-    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:  # noqa: D102 - see the base
+    @override
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         self._plan = self._samples.plan(epoch)
         if self._reader is None:
             plan, own = self.exchange.plan, self.exchange.own
@@ -48,7 +50,8 @@ class Cache(Store):
             self._reader = threading.Thread(target=self._read, args=(files,), name="deepex-read", daemon=True)
             self._reader.start()
 
-    def fill(self, begin: int, end: int, images: NDArray[Any], labels: NDArray[np.int64]) -> None:  # noqa: D102
+    @override
+    def fill(self, begin: int, end: int, images: NDArray[Any], labels: NDArray[np.int64]) -> None:
         assert self._plan is not None, "begin comes first"
         if self._awaited:
             for number in self._plan.windows_of(begin, end):
@@ -63,7 +66,8 @@ class Cache(Store):
             self.exchange.wait(file)
             self._awaited.discard(file)
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         self.exchange.stopped.set()
         if self._reader is not None:
             self._reader.join()

@@ -19,6 +19,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.comm.base import Communicator
 from deepex.data.feeds.cache import Cache
@@ -45,7 +46,8 @@ class DeviceFeed(Feed):
         self._order = torch.empty(0, dtype=torch.int64)
         self._batches: Iterator[tuple[int, int]] = iter(())
 
-    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:  # noqa: D102 - see the base
+    @override
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         self._plan = self._samples.plan(epoch)
         self._order = torch.from_numpy(self._plan.order).to(self._device)
         self._batches = self._samples.batches(turns)
@@ -58,14 +60,16 @@ class DeviceFeed(Feed):
             self._loader = threading.Thread(target=self._load, args=arguments, name="deepex-load", daemon=True)
             self._loader.start()
 
-    def next(self) -> Batch:  # noqa: D102
+    @override
+    def next(self) -> Batch:
         begin, end = next(self._batches)
         if self._awaited:
             self._wait(begin, end)
         indices = self._order[begin:end]
         return self._memory.images.index_select(0, indices), self._memory.labels.index_select(0, indices)
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         exchange, cache = self._exchange, self._cache
         if exchange is not None:
             exchange.stopped.set()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
+from typing_extensions import override
 
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.store import Store
@@ -54,17 +55,20 @@ class HostFeed(Feed):
         self._tensors = tuple(map(torch.from_numpy, self._arrays))
         self._batches: Iterator[tuple[int, int]] = iter(())
 
-    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:  # noqa: D102 - see the base
+    @override
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         self._store.begin(epoch, turns)
         self._batches = self._samples.batches(turns)
 
-    def next(self) -> Batch:  # noqa: D102
+    @override
+    def next(self) -> Batch:
         begin, end = next(self._batches)
         images, labels = self._arrays
         self._store.fill(begin, end, images[: end - begin], labels[: end - begin])
         return self._tensors[0][: end - begin], self._tensors[1][: end - begin]
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         self._store.close()
 
 
@@ -103,7 +107,8 @@ class SlotFeed(Feed):
         self._ready: queue.SimpleQueue[_Slot | BaseException | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
 
-    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:  # noqa: D102 - see the base
+    @override
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         self._end_worker()
         self._free, self._ready, self._held = queue.SimpleQueue(), queue.SimpleQueue(), None
         for slot in self._slots:
@@ -113,7 +118,8 @@ class SlotFeed(Feed):
         self._worker = threading.Thread(target=self._work, args=arguments, name="deepex-feed", daemon=True)
         self._worker.start()
 
-    def next(self) -> Batch:  # noqa: D102
+    @override
+    def next(self) -> Batch:
         self._release()
         slot = self._ready.get()
         if isinstance(slot, BaseException):
@@ -125,7 +131,8 @@ class SlotFeed(Feed):
         self._held = slot
         return slot.images[: slot.count], slot.labels[: slot.count]
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         self._store.close()  # first: the worker may be waiting there
         self._end_worker()
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, final
 import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.data.npy import byte_view
 from deepex.errors import DataError
@@ -77,11 +78,13 @@ class Rows(Sink):
         self._row_bytes = row_bytes
         self._unwanted = np.empty(0, np.uint8)
 
-    def take_labels(self, labels: NDArray[np.int64]) -> None:  # noqa: D102 - see the base
+    @override
+    def take_labels(self, labels: NDArray[np.int64]) -> None:
         for target in self._targets:
             target.labels[:] = labels[target.first : target.last]
 
-    def memory(self, first: int, last: int) -> list[memoryview]:  # noqa: D102
+    @override
+    def memory(self, first: int, last: int) -> list[memoryview]:
         views, at = [], first
         for target in self._targets:
             low, high = max(first, target.first), min(last, target.last)

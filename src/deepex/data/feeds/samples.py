@@ -28,9 +28,11 @@ class Split(Protocol):
     """Who has which samples, in batches of which size: see shard.py."""
 
     @property
-    def batch(self) -> int: ...  # noqa: D102
+    def batch(self) -> int:
+        """Samples in a full batch."""
 
-    def bounds(self, replica: int) -> Piece: ...  # noqa: D102
+    def bounds(self, replica: int) -> Piece:
+        """The samples of a replica."""
 
 
 class Files(Protocol):
@@ -44,9 +46,11 @@ class Files(Protocol):
     dtype: np.dtype[Any]
     bounds: NDArray[np.int64]
 
-    def read_file(self, number: int, sink: Sink, *, span: Piece | None = None, verify: bool = False) -> None: ...  # noqa: D102
+    def read_file(self, number: int, sink: Sink, *, span: Piece | None = None, verify: bool = False) -> None:
+        """Hand a file, or a span of it, to `sink`; `verify` compares its SHA-256."""
 
-    def gather(self, indices: NDArray[Any], images_out: NDArray[Any], labels_out: NDArray[np.int64]) -> None: ...  # noqa: D102
+    def gather(self, indices: NDArray[Any], images_out: NDArray[Any], labels_out: NDArray[np.int64]) -> None:
+        """Copy samples in any order."""
 
 
 class Plan(NamedTuple):

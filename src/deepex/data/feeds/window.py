@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.data.feeds.order import Piece, cut, window_samples
 from deepex.data.feeds.read import Rows, Stopped, Target
@@ -62,7 +63,8 @@ class Windows(Store):
         self._error: BaseException | None = None
         self._loaded = self._freed = 0
 
-    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:  # noqa: D102 - see the base
+    @override
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         ahead = self._next() if self._reader is not None else None
         if ahead is None or ahead.number != epoch or list(ahead.loads) != visits(ahead.plan, self._samples, turns):
             self.close()
@@ -76,7 +78,8 @@ class Windows(Store):
             self._epoch, self._ahead = ahead, None
             self._change.notify_all()
 
-    def fill(self, begin: int, end: int, images: NDArray[Any], labels: NDArray[np.int64]) -> None:  # noqa: D102
+    @override
+    def fill(self, begin: int, end: int, images: NDArray[Any], labels: NDArray[np.int64]) -> None:
         assert self._epoch is not None, "begin comes first"
         epoch, last = self._epoch, self._epoch.plan.windows_of(begin, end)[-1]
         load = epoch.loads[last]
@@ -93,7 +96,8 @@ class Windows(Store):
                 self._freed = freed
                 self._change.notify_all()
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         with self._change:
             self._stopped = True
             self._change.notify_all()
@@ -176,10 +180,12 @@ class Maps(Store):
         self._unverified = set(range(len(samples.part.bounds) - 1)) if verify else set[int]()
         self._order = np.empty(0, np.int64)
 
-    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:  # noqa: D102 - see the base
+    @override
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         self._order = self._samples.plan(epoch).order
 
-    def fill(self, begin: int, end: int, images: NDArray[Any], labels: NDArray[np.int64]) -> None:  # noqa: D102
+    @override
+    def fill(self, begin: int, end: int, images: NDArray[Any], labels: NDArray[np.int64]) -> None:
         positions = self._samples.in_files(self._order[begin:end])
         if self._unverified:
             touched = np.unique(np.searchsorted(self._samples.part.bounds, positions, side="right") - 1).tolist()
@@ -189,7 +195,8 @@ class Maps(Store):
                 self._unverified.discard(file)
         self._samples.part.gather(positions, images, labels)
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         self._stopped = True
 
 
@@ -203,7 +210,8 @@ class Stream(Store):
         self._maps: Maps | None = None
         self._current: Store | None = None
 
-    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:  # noqa: D102 - see the base
+    @override
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         if one_by_one(self._samples, turns):
             self._windows = self._windows or Windows(self._samples, verify=self._verify)
             self._current = self._windows
@@ -212,11 +220,13 @@ class Stream(Store):
             self._current = self._maps
         self._current.begin(epoch, turns)
 
-    def fill(self, begin: int, end: int, images: NDArray[Any], labels: NDArray[np.int64]) -> None:  # noqa: D102
+    @override
+    def fill(self, begin: int, end: int, images: NDArray[Any], labels: NDArray[np.int64]) -> None:
         assert self._current is not None, "begin comes first"
         self._current.fill(begin, end, images, labels)
 
-    def close(self) -> None:  # noqa: D102
+    @override
+    def close(self) -> None:
         for store in filter(None, (self._windows, self._maps)):
             store.close()
 

@@ -10,6 +10,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.data.npy import map_npy
 from deepex.data.packing.writer import FileReport
@@ -33,7 +34,8 @@ class Unpacked(Images):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": {}}
 
-    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:  # noqa: D102 - see the base
+    @override
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         rows = np.searchsorted(self._numbers, numbers)
         cuts = np.searchsorted(rows, self._bounds)
         for k in np.flatnonzero(np.diff(cuts)):
@@ -42,7 +44,8 @@ class Unpacked(Images):
         lost = np.flatnonzero(np.isin(rows, self._missing))
         return [Bad(int(place), self.name(int(numbers[place])), "") for place in lost]
 
-    def name(self, number: int) -> str:  # noqa: D102
+    @override
+    def name(self, number: int) -> str:
         return f"sample {number}"
 
     def _map(self, name: str) -> NDArray[Any]:

@@ -19,6 +19,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.data.npy import map_npy, parse_header
 from deepex.data.source import stream
@@ -48,11 +49,13 @@ class ArrayImages(Images):
         self.labels = labels
         self.description = {"files": files, "layout": layout}
 
-    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:  # noqa: D102 - see the base
+    @override
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         out[:] = self._array[numbers]
         return []
 
-    def name(self, number: int) -> str:  # noqa: D102
+    @override
+    def name(self, number: int) -> str:
         return f"{self._path} sample {number}"
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.layout import listed
@@ -63,7 +64,8 @@ class CifarImages(Images):
         self.labels = np.concatenate([self._labels(file, _VERSIONS[name].classes) for file in range(len(paths))])
         self.description = {"format": f"{name} (binary)", "files": [path.name for path in paths]}
 
-    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:  # noqa: D102 - see the base
+    @override
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         for file, (begin, end) in enumerate(pairwise(np.searchsorted(numbers, self._starts).tolist())):
             for first in range(begin, end, _ROWS):
                 last = min(first + _ROWS, end)
@@ -71,7 +73,8 @@ class CifarImages(Images):
                 out[first:last] = records.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         return []
 
-    def name(self, number: int) -> str:  # noqa: D102
+    @override
+    def name(self, number: int) -> str:
         file = int(np.searchsorted(self._starts, number, side="right")) - 1
         return f"{self._paths[file]} record {number - self._starts[file]}"
 

@@ -17,6 +17,7 @@ from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.hdf5_dataset import ERRORS, Stored, find, inspect, opened, reason
@@ -52,7 +53,8 @@ class Hdf5Images(Images):
         self.description = {"format": "HDF5", "files": files, "images": first.key, "labels": labels_key, "layout": note}
         self._forget()
 
-    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:  # noqa: D102 - see the base
+    @override
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         bad: list[Bad] = []
         for file, (begin, end) in enumerate(pairwise(np.searchsorted(numbers, self._starts).tolist())):
             rows = numbers[begin:end] - self._starts[file]
@@ -65,7 +67,8 @@ class Hdf5Images(Images):
         """Read the samples from `start` up to `stop`, with no copy in between where type and layout are those of the file."""
         return self.read(np.arange(start, stop), out)
 
-    def name(self, number: int) -> str:  # noqa: D102
+    @override
+    def name(self, number: int) -> str:
         file = int(np.searchsorted(self._starts, number, side="right")) - 1
         table = self._tables[file]
         return f"{table.path} {table.key}[{number - self._starts[file]}]"

@@ -4,6 +4,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.data.geometry import Geometry
 from deepex.data.source.base import Bad, Images
@@ -35,7 +36,8 @@ class Reshaped(Images):
         self.busy = images.busy or self._resizes
         self.description = images.description | {"from": list(images.shape)}
 
-    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:  # noqa: D102 - see the base
+    @override
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         raw = np.empty((len(numbers), *self._images.shape), self._images.dtype)
         bad = self._images.read(numbers, raw)
         lost = {one.place for one in bad}
@@ -45,5 +47,6 @@ class Reshaped(Images):
                 out[place] = self._geometry.apply(known)  # one channel spreads over three
         return bad
 
-    def name(self, number: int) -> str:  # noqa: D102
+    @override
+    def name(self, number: int) -> str:
         return self._images.name(number)

@@ -14,6 +14,7 @@ from typing import IO, Any, Final, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.data.source.base import Bad, Images
 from deepex.data.source.layout import Layout, to_nhwc
@@ -51,7 +52,8 @@ class StreamedImages(Images):
         self._stream: IO[bytes] | None = None
         self._row = 0
 
-    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:  # noqa: D102 - see the base
+    @override
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         first, last = int(numbers[0]), int(numbers[-1])
         try:
             self._go_to(first)
@@ -63,7 +65,8 @@ class StreamedImages(Images):
         out[:] = wanted.transpose(0, 2, 3, 1) if self._channels_first else wanted.reshape(out.shape)
         return []
 
-    def name(self, number: int) -> str:  # noqa: D102
+    @override
+    def name(self, number: int) -> str:
         return f"{self._path} sample {number}"
 
     def _go_to(self, row: int) -> None:

@@ -18,6 +18,7 @@ from typing import IO, Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.layout import listed
@@ -46,7 +47,8 @@ class TextFiles(Images):
         self.count, self.shape, self.dtype, self.labels = len(names), (form.lines, form.numbers, 1), form.dtype, labels
         self.description = {"format": "text, a matrix in each file", "files": len(names), "other_files": other}
 
-    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:  # noqa: D102 - see the base
+    @override
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         bad: list[Bad] = []
         texts: dict[int, Text] = {}
         size = 0
@@ -61,7 +63,8 @@ class TextFiles(Images):
                 texts, size = {}, 0
         return sorted(bad)
 
-    def name(self, number: int) -> str:  # noqa: D102
+    @override
+    def name(self, number: int) -> str:
         return shown(self._folder / self._names[number])
 
 
@@ -88,7 +91,8 @@ class TextMatrices(Images):
             "numbers": form.numbers,
         }
 
-    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:  # noqa: D102
+    @override
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         starts, ends = self._offsets[numbers], self._offsets[numbers + 1]
         cuts = np.flatnonzero((np.diff(starts // _PIECE_BYTES) > 0) | (starts[1:] - ends[:-1] > _GAP_BYTES)) + 1
         bad: list[Bad] = []
@@ -97,7 +101,8 @@ class TextMatrices(Images):
             bad += [Bad(at, self.name(int(numbers[at])), why) for at, why in fill(texts, out, self._form)]
         return bad
 
-    def name(self, number: int) -> str:  # noqa: D102
+    @override
+    def name(self, number: int) -> str:
         return f"{shown(self._path)} matrix {number} (line {self._lines[number]})"
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.gromacs import SUFFIXES, scan, xtc_overflows
@@ -83,7 +84,8 @@ class TrajectoryImages(Images):
         self.description = {"format": "trajectory", "files": [file.path.name for file in files], "cutoff": cutoff, "stride": stride}
         self._forget()
 
-    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:  # noqa: D102 - see the base
+    @override
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         most = max(1, _PIECE_BYTES // (8 * len(self._atoms) ** 2))
         bad: list[Bad] = []
         for file, (begin, end) in enumerate(pairwise(np.searchsorted(numbers, self._starts).tolist())):
@@ -95,7 +97,8 @@ class TrajectoryImages(Images):
                 bad += [Bad(first + place, self.name(int(numbers[first + place])), why) for place, why in sorted(found.items())]
         return bad
 
-    def name(self, number: int) -> str:  # noqa: D102
+    @override
+    def name(self, number: int) -> str:
         file = int(np.searchsorted(self._starts, number, side="right")) - 1
         return f"{self._files[file].path} frame {(number - self._starts[file]) * self._stride}"
 
