@@ -266,7 +266,7 @@ def test_without_cupy_auto_is_the_cpu_and_gpu_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"count": 0}, "0 diffraction patterns"),
+        ({"count": 0}, "0 samples of the part 'train'"),
         ({"seed": -1}, "seed is -1"),
         ({"part": "test"}, "'test'"),
         ({"engine": "tpu"}, "'tpu'"),

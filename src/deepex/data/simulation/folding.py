@@ -14,18 +14,17 @@ elsewhere rounding differs and, the motion being chaotic, so do the frames, but 
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepex.data.simulation import protein
+from deepex.data.simulation.request import Part, Request
 from deepex.data.source.base import Bad, Images
 from deepex.errors import DataError
 from deepex.record.files import storage_error, write_atomic
-
-Part = Literal["train", "validation"]
 
 TEMPERATURE = 325.0  # K
 FRICTION = 1.0  # per ps
@@ -38,7 +37,6 @@ SETTLING_STEPS = 10_000  # at TEMPERATURE, before the first frame
 # For 28 beads on one core Reference makes over three times the steps/s of the CPU platform with one thread (64,000 against 20,000).
 PLATFORM = "Reference"
 
-_PARTS: tuple[Part, ...] = ("train", "validation")
 # OpenMM's Reference platform has one random generator for the whole process: two trajectories at a time would share its numbers.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -56,15 +54,10 @@ class FoldingMaps(Images):
     busy = True
 
     def __init__(self, count: int, *, seed: int, part: Part, keep: Path | None = None) -> None:
-        if count < 1:
-            raise DataError(f"{count} contact maps were asked for; there must be at least 1: ask for more")
-        if seed < 0:
-            raise DataError(f"the seed is {seed}; it must not be negative: give 0 or more")
-        if part not in _PARTS:
-            raise DataError(f"the part is {part!r}; it must be {' or '.join(_PARTS)}: correct it")
+        self._request = Request(count=count, seed=seed, part=part)
         openmm = protein.require_openmm()
         _require_distance_array()
-        self.count, self.seed, self.part, self.keep = count, seed, part, keep
+        self.count, self.keep = count, keep
         self.description = _describe(openmm) | {"seed": seed, "part": part}
 
     def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
@@ -85,15 +78,14 @@ class FoldingMaps(Images):
         """At least the first `most` frames (frame, bead, 3) of a trajectory in Å, all of them if they are kept."""
         if self.keep is not None:
             most = min(self.block, self.count - trajectory * self.block)
-        entropy = (self.seed, _PARTS.index(self.part), trajectory)
         with _ONE_AT_A_TIME:
-            frames = simulate(most, entropy=entropy, melted=trajectory % 2 == 1)
+            frames = simulate(most, entropy=self._request.entropy(trajectory), melted=trajectory % 2 == 1)
         if self.keep is not None:
             _keep(self.keep, self._trajectory_name(trajectory), frames)
         return frames
 
     def _trajectory_name(self, trajectory: int) -> str:
-        return f"{self.part}-{trajectory:05d}"
+        return f"{self._request.part}-{trajectory:05d}"
 
 
 def native_fraction(maps: NDArray[Any], pairs: Sequence[Sequence[int]]) -> NDArray[np.float64]:
