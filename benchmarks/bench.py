@@ -6,6 +6,7 @@ Beside it stands the ratio of the fast quarters: other users of a machine can on
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -14,7 +15,11 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deepex.engine.learner import Learner
 
 RECORDS = Path(__file__).parent / "records"
 LEGEND = "ratio of medians (95 % interval); of fast quarters"  # what `show_ratio` shows
@@ -97,6 +102,22 @@ def on_two_ranks(description: str, work: Callable[..., None], *, repeats: int) -
         sys.exit(launch(2, [sys.executable, *sys.argv, "--rank-role", "1"], os.environ))
     settle(threads=1)
     work(options.repeats, keep=options.keep)
+
+
+def epochs(learner: "Learner") -> Callable[[], float]:
+    """The learner's epochs; a call gives the seconds of one, its sync and the reading of its sums included."""
+    numbers = itertools.count()
+
+    def epoch() -> float:
+        began, number = perf_counter(), next(numbers)
+        learner.begin_epoch(number, 0)
+        for start, stop in learner.plan:
+            learner.segment(number, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+        learner.clock.seconds()
+        learner.step.sums.tolist()
+        return perf_counter() - began
+
+    return epoch
 
 
 def settle(threads: int) -> None:

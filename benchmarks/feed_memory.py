@@ -30,7 +30,7 @@ from deepex.engine.config import RunConfig
 from deepex.engine.learner import Learner
 from deepex.recipes.job import make_job
 from deepex.record.clock import NoClock
-from feeds import PLACEMENTS, epochs
+from feeds import PLACEMENTS
 from gpu_step import make_data
 
 SHAPE, CLASSES = (3, 64, 64), 10
@@ -74,7 +74,7 @@ def train(data: str, placement: str, comm: Communicator) -> int:
     with watched(found):
         learner = Learner(make_job(config, comm), comm, NoClock())
         learner.start()
-        epoch = epochs(learner)
+        epoch = bench.epochs(learner)
         epoch(), epoch()
         learner.feed.close()
     return sum(comm.gather(found["peak"]))

@@ -13,9 +13,8 @@ The time of an epoch is taken on the host, to the reading of its loss, which wai
 import dataclasses
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -113,22 +112,6 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-def epochs(learner: Learner) -> Callable[[], float]:
-    """The learner's epochs; a call gives the seconds of one."""
-    state = {"epoch": 0}
-
-    def epoch() -> float:
-        began = perf_counter()
-        learner.begin_epoch(state["epoch"], 0)
-        for start, stop in learner.plan:
-            learner.segment(state["epoch"], start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
-        state["epoch"] += 1
-        learner.step.sums.tolist()
-        return perf_counter() - began
-
-    return epoch
-
-
 def make(config: RunConfig) -> Learner:
     learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator(), NoClock())
     learner.start()
@@ -147,7 +130,7 @@ def make_with_loader(config: RunConfig, form: str, workers: int) -> Learner:
 def best_workers(config: RunConfig, form: str, choices: Sequence[int]) -> tuple[int, Learner]:
     """The number of workers with the fastest epochs, in turns, and a learner that has them."""
     learners = {workers: make_with_loader(config, form, workers) for workers in choices}
-    found = bench.in_turns({workers: epochs(learner) for workers, learner in learners.items()}, 3)
+    found = bench.in_turns({workers: bench.epochs(learner) for workers, learner in learners.items()}, 3)
     best = min(choices, key=lambda workers: min(found[workers]))
     return best, learners[best]
 
@@ -158,7 +141,7 @@ def compare(config: RunConfig, choices: Sequence[int], repeats: int) -> tuple[li
     workers = {}
     for form in FORMS:
         workers[form], learners[f"DataLoader, {form}"] = best_workers(config, form, choices)
-    found = bench.in_turns({name: epochs(learner) for name, learner in learners.items()}, repeats)
+    found = bench.in_turns({name: bench.epochs(learner) for name, learner in learners.items()}, repeats)
     count = make_job(config, SoloCommunicator()).shards.count
     for kind in PLACEMENTS:
         learners[kind].feed.close()

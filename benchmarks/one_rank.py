@@ -83,20 +83,7 @@ def deepex_epochs(config: RunConfig, clock: PhaseClock) -> tuple[Callable[[], fl
     run = RunDirectory.create(Path(tempfile.mkdtemp()) / "run", {}, [], {})
     trainer = Trainer(job, SoloCommunicator(), run, Watcher(), clock=clock)
     trainer.load(None)
-    learner = trainer.learner
-    state = {"epoch": 0}
-
-    def epoch() -> float:
-        began = perf_counter()
-        learner.begin_epoch(state["epoch"], 0)
-        for start, stop in learner.plan:
-            learner.segment(state["epoch"], start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
-        state["epoch"] += 1
-        learner.clock.seconds()
-        learner.step.sums.tolist()
-        return perf_counter() - began
-
-    return epoch, job.network
+    return bench.epochs(trainer.learner), job.network
 
 
 def main() -> None:
