@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 
 from deepex.data.dataset import PackedDataset
 from deepex.data.manifest import load
@@ -53,7 +54,19 @@ class Numbered(Images):
 
 def put(images: Images, out: Path, *, workers: int = 1, progress: Any = None, **options: Any) -> None:
     config = PackConfig(dtype="float32", **options)
-    pack_source(Source(train=images), Site(out), config, command="", workers=workers, progress=progress)
+    site = Site(out)
+    with site.at_work():
+        pack_source(Source(train=images), site, config, command="", workers=workers, progress=progress)
+
+
+def interrupted_after(samples: int) -> Any:
+    """What tells of progress until so many are done."""
+
+    def tell(_: str, done: int, __: int) -> None:
+        if done > samples:
+            raise KeyboardInterrupt
+
+    return tell
 
 
 def contents(out: Path) -> dict[str, list[tuple[int, int]]]:
@@ -123,7 +136,7 @@ def test_workers_and_ranks_write_the_same_bytes_as_one_process(tmp_path: Path, b
         from tests.data.test_packing import Numbered
         comm = connect("mpi")
         site = Site(Path({str(tmp_path / "ranks")!r}), comm)
-        with site.in_company():
+        with site.at_work():
             source = site.find(lambda: Source(train=Numbered(100, block={block})))
             pack_source(source, site, PackConfig(dtype="float32", file_bytes=200), command="")
         """)
@@ -167,25 +180,123 @@ def test_a_finished_file_that_was_broken_meanwhile_is_written_again(tmp_path: Pa
     """As a loss of power may leave it: there, of the right size, and wrong."""
     put(Numbered(100, block=1), tmp_path / "whole", file_bytes=240)
 
-    def interrupt(_: str, done: int, __: int) -> None:
-        if done > 50:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, progress=interrupt)
+        put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, progress=interrupted_after(50))
     broken = tmp_path / "out" / "train-00001.npy"
     broken.write_bytes(bytes(broken.stat().st_size))
     put(Numbered(100, block=1), tmp_path / "out", file_bytes=240)
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
-def test_another_plan_starts_anew(tmp_path: Path) -> None:
-    def interrupt(_: str, done: int, __: int) -> None:
-        if done > 50:
-            raise KeyboardInterrupt
-
+def test_finished_labels_that_were_broken_meanwhile_are_written_again(tmp_path: Path) -> None:
+    put(Numbered(100, block=1), tmp_path / "whole", file_bytes=240)
     with pytest.raises(KeyboardInterrupt):
-        put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, progress=interrupt)
+        put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, progress=interrupted_after(50))
+    broken = tmp_path / "out" / "train-00001-labels.npy"
+    broken.write_bytes(broken.read_bytes()[:-9])
+    put(Numbered(100, block=1), tmp_path / "out", file_bytes=240)
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", ["content", "place"])
+def test_a_source_that_changed_meanwhile_is_packed_from_the_start(tmp_path: Path, change: str) -> None:
+    first, second = (np.full((200, 4, 4), value, np.uint8) for value in (1, 2))
+    for name, array in (("a", first), ("b", second)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "x.npy", array)
+    options: dict[str, Any] = {"file_bytes": 160, "validation": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        pack(tmp_path / "a" / "x.npy", tmp_path / "out", progress=interrupted_after(50), **options)
+    if change == "content":
+        np.save(tmp_path / "a" / "x.npy", second)
+    pack(tmp_path / ("a" if change == "content" else "b") / "x.npy", tmp_path / "out", **options)
+    assert (PackedDataset.open(tmp_path / "out").part("train").read(0, 200)[0] == 2).all()
+
+
+def test_files_of_a_folder_that_were_rewritten_meanwhile_are_read_again(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for value in (1, 2):
+        for number in range(60):
+            Image.fromarray(np.full((8, 8), value, np.uint8)).save(tmp_path / "in" / f"{number}.png")
+        if value == 1:
+            with pytest.raises(KeyboardInterrupt):
+                pack(tmp_path / "in", tmp_path / "out", progress=interrupted_after(20), file_bytes=300, validation=0.0)
+    pack(tmp_path / "in", tmp_path / "out", file_bytes=300, validation=0.0)
+    assert (PackedDataset.open(tmp_path / "out").part("train").read(0, 60)[0] == 2).all()
+
+
+def test_bad_samples_may_be_skipped_after_all_without_beginning_anew(tmp_path: Path) -> None:
+    """And the other way round: what was skipped is an error again."""
+    log = tmp_path / "log"
+    log.touch()
+    images = Numbered(100, block=1, log=log, bad=frozenset({61}))
+    options: dict[str, Any] = {"file_bytes": 240, "given_order": True, "validation": 0.0}
+    with pytest.raises(DataError, match="--skip-bad"):
+        put(images, tmp_path / "out", **options)
+    before = log.read_text()
+    put(images, tmp_path / "out", **options, skip_bad=True)
+    again = log.read_text().removeprefix(before).split()
+    assert min(map(int, again)) == 60
+    assert len(contents(tmp_path / "out")["train"]) == 99
+    with pytest.raises(KeyboardInterrupt):
+        put(
+            images,
+            tmp_path / "two",
+            file_bytes=240,
+            given_order=True,
+            validation=0.0,
+            skip_bad=True,
+            progress=interrupted_after(80),
+        )
+    with pytest.raises(DataError, match="--skip-bad"):
+        put(images, tmp_path / "two", **options)
+
+
+def test_two_packings_do_not_work_in_one_directory(tmp_path: Path) -> None:
+    """The second is refused while the first works, whatever it would pack; afterwards it may."""
+
+    def intrude(_: str, done: int, __: int) -> None:
+        if done == 50:
+            with pytest.raises(DataError, match="another packing is at work in"):
+                put(Numbered(30, block=1), tmp_path / "out", file_bytes=240)
+
+    put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, progress=intrude)
+    assert sum(map(len, contents(tmp_path / "out").values())) == 100
+
+
+def test_places_where_nothing_can_be_packed_are_named(tmp_path: Path) -> None:
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "in" / "a" / "0.png")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="which it would become a part of"):
+        pack(tmp_path / "in", tmp_path / "in" / "out", validation=0.0)
+    with pytest.raises(DataError, match=r"is a link to .*nowhere, which is not there"):
+        pack(tmp_path / "in", tmp_path / "gone", validation=0.0)
+    assert sorted(entry.name for entry in (tmp_path / "in").iterdir()) == ["a"]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64])
+def test_integers_that_float32_would_round_are_named(tmp_path: Path, dtype: Any) -> None:
+    values = np.arange(40).reshape(10, 2, 2).astype(dtype) + 16777200
+    np.save(tmp_path / "i.npy", values)
+    with pytest.raises(DataError, match="has the value 16777217; float32 would round it, which --dtype float32 allows"):
+        pack(tmp_path / "i.npy", tmp_path / "out", validation=0.0, given_order=True)
+    pack(tmp_path / "i.npy", tmp_path / "out", validation=0.0, given_order=True, dtype="float32")
+    found = PackedDataset.open(tmp_path / "out").part("train").read(0, 10)[0]
+    assert (found[..., 0] == values.astype(np.float32)).all()
+
+
+def test_wide_integers_become_bytes_with_a_scale(tmp_path: Path) -> None:
+    np.save(tmp_path / "i.npy", np.linspace(0, 4095, 40).reshape(10, 2, 2).astype(np.uint16))
+    manifest = pack(tmp_path / "i.npy", tmp_path / "out", validation=0.0, given_order=True, dtype="uint8", scale=(0.0, 4095.0))
+    found = PackedDataset.open(tmp_path / "out").part("train").read(0, 10)[0]
+    assert manifest.scale == (0.0, 255.0)
+    assert np.abs(found.reshape(-1) - np.linspace(0, 255, 40)).max() < 1
+
+
+def test_another_plan_starts_anew(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, progress=interrupted_after(50))
     put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, seed=9)
     put(Numbered(100, block=1), tmp_path / "fresh", file_bytes=240, seed=9)
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")

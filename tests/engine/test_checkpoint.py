@@ -1,5 +1,6 @@
 """Nothing is lost: a run that is killed at any moment continues, exactly."""
 
+import dataclasses
 import json
 import os
 import resource
@@ -10,12 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
+from deepex.data.pack import pack
 from deepex.engine import checkpoint as checkpoints
 from deepex.engine.config import RunConfig
 from deepex.errors import RunError, StorageError
@@ -288,3 +291,21 @@ def test_headers_are_plain_json(trained: tuple[RunConfig, Path]) -> None:
     names = [slot[0] for slot in header["layout"]["weights"]]
     assert "0.weight" in names
     assert header["sums"] == [0.0, 0.0, 0.0]
+
+
+def test_a_run_does_not_go_on_with_another_dataset_unless_it_is_told_to(tmp_path: Path) -> None:
+    """Packed again with another seed, train and validation samples would be drawn anew, and mixed."""
+    images = np.random.default_rng(0).integers(0, 256, (80, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "i.npz", images=images, labels=np.arange(80) % 10)
+    for name in ("data", "same"):
+        pack(tmp_path / "i.npz", tmp_path / name, seed=1)
+    config = RunConfig(net="tests.networks:normed", data=str(tmp_path / "data"), batch=8, epochs=1)
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    pack(tmp_path / "i.npz", tmp_path / "data", seed=2, overwrite=True)
+    longer = dataclasses.replace(config, epochs=2)
+    with pytest.raises(RunError, match=r"was trained on another dataset .* --set data=DIR"):
+        deepex.train(longer, SoloCommunicator(), out=run.path, resume=True)
+    moved = dataclasses.replace(longer, data=str(tmp_path / "same"))
+    assert len(deepex.train(moved, SoloCommunicator(), out=run.path, resume=True).epochs()) == 2
+    other = dataclasses.replace(config, epochs=3)
+    assert len(deepex.train(other, SoloCommunicator(), out=run.path, resume=True).epochs()) == 3

@@ -125,7 +125,7 @@ def test_a_full_disk_is_an_error_with_path_cause_and_remedy(old: Path) -> None:
     assert f"cannot write {old}" in done.stdout
     assert "File too large" in done.stdout
     assert "MB are free" in done.stdout
-    assert "free space or raise the quota, or choose another --out" in done.stdout
+    assert "free space or raise the quota, or write to another directory" in done.stdout
     assert old.read_text(encoding="utf-8") == "the old one"
     assert only(old)
 

@@ -28,6 +28,7 @@ _Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration key, e.g. sync.period=16; may be repeated."),
 ]
+_INTERRUPTED = 130
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -107,9 +108,9 @@ def doctor_verb(json: _Json = False) -> None:
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
-def data_verb(context: typer.Context) -> None:
+def data_verb(context: typer.Context) -> Any:
     """Make, pack, look at and verify datasets: `deepex data --help`."""
-    _verb("data").app(args=context.args, prog_name="deepex data", standalone_mode=False)
+    return _verb("data").app(args=context.args, prog_name="deepex data", standalone_mode=False)  # the exit code, if there is one
 
 
 def main() -> None:
@@ -118,10 +119,8 @@ def main() -> None:
         code = app(prog_name="deepex", standalone_mode=False)
     except DeepexError as error:
         _fail(str(error), error.exit_code)
-    except typer.Abort:
-        _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("interrupted", _INTERRUPTED)
     except Exception as error:
         message = getattr(error, "format_message", None)  # a usage error of the command line itself
         if message is not None:
@@ -129,6 +128,8 @@ def main() -> None:
         if "DEEPEX_DEBUG" in os.environ:
             raise
         _fail(f"unexpected {type(error).__name__}: {error}; DEEPEX_DEBUG=1 shows where, please report it", 1)
+    if code == _INTERRUPTED:  # typer has turned the interrupt into this code
+        _fail("interrupted", _INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

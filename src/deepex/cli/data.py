@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # at run time they are imported where they are used, so that 
 app = typer.Typer(
     name="data",
     no_args_is_help=True,
+    rich_markup_mode=None,  # it would take [science] for markup
     help="Make datasets by simulation, pack images of any format into the files that training reads, and look after them.",
 )
 
@@ -376,7 +377,7 @@ def _num_cores(comm: "Communicator | None") -> int:
 def _stages(comm: "Communicator | None") -> "Stages":
     from deepex.cli.stages import Stages
 
-    return Stages(shown=comm is None or comm.rank == 0)
+    return Stages(shown=comm is None or comm.rank == 0, kept="what is finished is kept: the same command goes on from there")
 
 
 def _show(directory: Path, manifest: "Manifest", *, as_json: bool, overview: "Overview | None" = None) -> None:
@@ -395,6 +396,8 @@ def _square(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _share_or_file(text: str) -> float | Path:
+    if not text:
+        raise typer.BadParameter("is empty; give a share such as 0.1, or a file or folder", param_hint="--validation")
     try:
         return float(text)
     except ValueError:

@@ -18,9 +18,10 @@ _UNITS: Final = {"images": (1.0, "images"), "bytes": (1e6, "MB")}
 
 
 class Stages:
-    """How far each stage is; nothing is shown unless `shown`."""
+    """How far each stage is; nothing is shown unless `shown`. `kept`: what is said to somebody who interrupts the work."""
 
-    def __init__(self, *, shown: bool = True, unit: Literal["images", "bytes"] = "images") -> None:
+    def __init__(self, *, shown: bool = True, unit: Literal["images", "bytes"] = "images", kept: str = "") -> None:
+        self._kept = kept
         self._per_unit, self._unit = _UNITS[unit]
         self._console = Console(stderr=True, quiet=not shown)
         columns = [progress.TextColumn("{task.description}"), progress.BarColumn(), _Amount(self), progress.TimeRemainingColumn()]
@@ -33,8 +34,10 @@ class Stages:
         self._bar.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._bar.stop()
+        if kind is KeyboardInterrupt and self._kept:
+            self._console.print(self._kept, highlight=False, soft_wrap=True)
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Note that `done` of `total` are through the stage called `what`."""

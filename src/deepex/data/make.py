@@ -54,7 +54,7 @@ def make(
     words = ["deepex", "data", "make", kind, "OUT", "--images", str(config.images), "--seed", str(config.seed)]
     packing = PackConfig(name=kind, seed=config.seed, validation=0.0, license=LICENCE, compress=config.compress)
     site = Site(Path(out), comm)
-    with site.in_company():
+    with site.at_work():
         return pack_source(
             source, site, packing, command=shlex.join(words), overwrite=overwrite, workers=workers, progress=progress
         )

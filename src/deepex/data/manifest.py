@@ -9,6 +9,7 @@ part after that mapping.
 ((1, 28, 28), 6000, 'T-shirt/top')
 """
 
+import hashlib
 import json
 import math
 import re
@@ -91,6 +92,12 @@ class Manifest:
         return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
 
     @property
+    def digest(self) -> str:
+        """A SHA-256 of all that decides what a run learns from: the files and how their values are read, not their history."""
+        table = {key: value for key, value in asdict(self).items() if key not in ("name", "source")}
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+    @property
     def num_bytes(self) -> int:
         """The bytes of all images and labels, without the headers of their files."""
         return sum(part.count for part in self.parts.values()) * (self.sample_bytes + (_LABEL_BYTES if self.classes else 0))
@@ -169,7 +176,7 @@ def _table(value: object, what: str) -> Mapping[str, Any]:
 def _read(path: Path) -> object:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise DataError(_missing(path.parent)) from None
     except json.JSONDecodeError as error:
         reason = f"{path} is damaged at offset {error.pos}: {error.msg}"
@@ -181,6 +188,8 @@ def _read(path: Path) -> object:
 
 
 def _missing(directory: Path) -> str:
+    if directory.is_file():
+        return f"{directory} is a file, and a packed dataset is a directory; make one with: deepex data pack {directory} OUT"
     if not directory.is_dir():
         return f"there is no directory {directory}; make a dataset there with: deepex data pack SOURCE {directory}"
     if (directory / MARKER_NAME).exists():

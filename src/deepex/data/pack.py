@@ -68,7 +68,7 @@ def pack(
         return replace(source, validation=other.train)
 
     site = Site(out, comm)
-    with site.in_company():
+    with site.at_work():
         source = site.find(find)
         command = pack_command(
             path, reading, packing, held_out=held, held_out_labels=held_labels, own_validation=source.validation is not None
@@ -120,7 +120,7 @@ def pack_source(
     )
     form = choose_form(source, config)
     plan = Plan(chosen, form, out=site.out, scratch=site.scratch, file_bytes=config.file_bytes, shuffled=not config.given_order)
-    site.prepare(plan.digest(), inputs, overwrite=overwrite)
+    site.prepare(lambda: plan.digest(inputs), inputs, overwrite=overwrite)
     images, unpacked = plan.images, dict[str, FileReport]()
     if plan.unpacking:
         crew = Crew(images=images, form=replace(form, compress=False), reports=site.scratch, workers=_num_workers(images, workers))

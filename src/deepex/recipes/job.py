@@ -139,5 +139,6 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
         "layout": {"kind": job.config.layout, "reason": layout_reason},
         "step": {"kind": "eager", "reason": "PyTorch's operators one by one"},
         "network": {"name": job.config.net, "parameters": parameters},
+        "dataset": {"name": job.dataset.manifest.name, "digest": job.dataset.manifest.digest},
         "samples": {name: part.count for name, part in job.dataset.manifest.parts.items()},
     }

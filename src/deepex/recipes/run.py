@@ -65,6 +65,7 @@ def train(
 def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, resume: bool, watcher: Watcher) -> RunDirectory:
     checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
     job = together(comm, lambda: make_job(config, comm))
+    together(comm, lambda: _check_dataset(path, job) if resume else None)
     together(comm, lambda: _verify(job, comm))
     job = agree_on_placement(job, comm)
     threads = config.threads or (
@@ -114,6 +115,17 @@ def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.C
     if config.replicas not in (0, state["replicas"]):
         raise RunError(f"{path} was trained with {state['replicas']} replicas; it cannot go on with {config.replicas}")
     return checkpoints.newest(path / "checkpoints")
+
+
+def _check_dataset(path: Path, job: Job) -> None:
+    """See that a run goes on with what it began with, unless it is told to take something else."""
+    run = RunDirectory.open(path)
+    began = run.state.get("dataset", {}).get("digest")
+    if began not in (None, job.dataset.manifest.digest) and run.config["data"] == _absolute(job.config.data):
+        raise RunError(
+            f"{path} was trained on another dataset than is in {job.config.data} now, so that its parts may be mixed; restore the "
+            "dataset, begin a new run, or say with --set data=DIR that it shall go on with another one"
+        )
 
 
 def _verify(job: Job, comm: Communicator) -> None:

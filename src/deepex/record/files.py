@@ -62,7 +62,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     """The failure of a write, with what is free and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
-        advice = f"{free / 1e6:.1f} MB are free there: free space or raise the quota, or choose another --out"
+        advice = f"{free / 1e6:.1f} MB are free there: free space or raise the quota, or write to another directory"
     else:
         advice = "check that the directory exists, is writable and is mounted"
     return StorageError(f"cannot write {path}: {error.strerror or error}; {advice}")

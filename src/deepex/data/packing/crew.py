@@ -57,11 +57,14 @@ class Crew:
             self._run_here(left, done, progress)
 
     def finished(self, task: FileTask, *, check: bool = False) -> FileReport | None:
-        """The report of a file that is finished; to `check` it is to read it, which finds what a loss of power has broken."""
+        """The report of a file that is finished.
+
+        To `check` it is to read it, which finds what a loss of power has broken, and what was skipped and no longer may be.
+        """
         with suppress(OSError, ValueError, TypeError):
             table = json.loads((self.reports / f"{task.stem}.json").read_text(encoding="utf-8"))
             report = FileReport(**table | {"bad": [tuple(one) for one in table["bad"]]})
-            if not report.count or not check or _sha256(task.directory / report.images) == report.images_sha256:
+            if not check or (_is_whole(report, task.directory) and (self.form.skip_bad or not report.bad)):
                 return report
         return None
 
@@ -117,6 +120,15 @@ def _work(images: Mapping[str, Images], task: FileTask, form: Form, reports: Pat
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
+
+
+def _is_whole(report: FileReport, directory: Path) -> bool:
+    if not report.count:
+        return True
+    labels = report.packed().labels
+    return _sha256(directory / report.images) == report.images_sha256 and (
+        labels is None or _sha256(directory / labels) == report.labels_sha256
+    )
 
 
 def _sha256(path: Path) -> str:

@@ -21,13 +21,15 @@ from deepex.errors import DataError
 class Form:
     """How samples are stored: `dtype`; floats as bytes where `quantise` says which values become 0 and 255; compressed or not.
 
-    `skip_bad` leaves bad samples out and lists them; otherwise the first one is an error.
+    `skip_bad` leaves bad samples out and lists them; otherwise the first one is an error. `exact`: integers that the type would
+    round do not fit.
     """
 
     dtype: str
     quantise: tuple[float, float] | None = None
     skip_bad: bool = False
     compress: bool = False
+    exact: bool = False
 
     def convert(self, raw: NDArray[Any]) -> tuple[NDArray[Any], list[tuple[int, str]]]:
         """Give samples in the stored type, and for each that does not fit its place and why."""
@@ -35,6 +37,9 @@ class Form:
             return (raw, []) if raw.dtype == np.uint8 else self._to_bytes(raw)
         with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found here
             stored = np.ascontiguousarray(raw, self.dtype)
+            rounded = self.exact and raw.dtype.kind in "iu" and stored.astype(raw.dtype) != raw
+        if np.any(rounded):
+            return stored, _misfits(raw, np.asarray(rounded), f"{self.dtype} would round it, which --dtype {self.dtype} allows")
         return stored, _misfits(raw, ~np.isfinite(stored), f"all values must be finite in {self.dtype}")
 
     def _to_bytes(self, raw: NDArray[Any]) -> tuple[NDArray[Any], list[tuple[int, str]]]:
@@ -62,14 +67,14 @@ def choose_form(source: Source, config: PackConfig) -> Form:
     images = [one for one in (source.train, source.validation) if one is not None]
     dtype = config.dtype or stored_dtype(images)
     quantise = None
-    if dtype == "uint8" and any(one.dtype.kind == "f" for one in images):
-        if config.scale is None:
+    if config.dtype == "uint8" and any(one.dtype.itemsize > 1 for one in images):
+        if config.scale is None and any(one.dtype.kind == "f" for one in images):
             raise DataError(
                 f"{images[0].name(0)} has real numbers, which --dtype uint8 would round; say with --scale LOW HIGH which values "
                 "become 0 and 255"
             )
         quantise = config.scale
-    return Form(dtype=dtype, quantise=quantise, skip_bad=config.skip_bad, compress=config.compress)
+    return Form(dtype=dtype, quantise=quantise, skip_bad=config.skip_bad, compress=config.compress, exact=config.dtype is None)
 
 
 def stored_dtype(images: Sequence[Images]) -> Literal["uint8", "float32"]:

@@ -2,13 +2,13 @@
 
 plan = Plan(chosen, form, out=out, scratch=out / ".packing", file_bytes=None)
 plan.unpacking, plan.packing            # tasks; the first are for sources that are read in order, before they are shuffled
-plan.digest()                           # of everything that decides the bytes of the files
+plan.digest(inputs)                     # of everything that decides the bytes of the files
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, final
@@ -16,7 +16,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.packing.fingerprint import feed
+from deepex.data.packing.fingerprint import feed, stamps
 from deepex.data.packing.form import Form
 from deepex.data.packing.split import Chosen
 from deepex.data.packing.unpacked import Unpacked
@@ -71,9 +71,13 @@ class Plan:
         """The reports of the packed files, in their order."""
         return {part: [done[task.stem] for task in tasks] for part, tasks in self._packing.items()}
 
-    def digest(self) -> str:
-        """A SHA-256 of all that decides the files: an unfinished packing goes on only if nothing of it changed."""
-        digest = hashlib.sha256(json.dumps([asdict(self._form), self._file_bytes, _UNPACKED_BYTES]).encode())
+    def digest(self, inputs: Sequence[Path] = ()) -> str:
+        """A SHA-256 of all that decides the files: an unfinished packing goes on only if nothing of it changed.
+
+        Whether bad samples are skipped is no part of it: that decides which files count as finished.
+        """
+        form = {key: value for key, value in asdict(self._form).items() if key != "skip_bad"}
+        digest = hashlib.sha256(json.dumps([form, self._file_bytes, _UNPACKED_BYTES, stamps(inputs)]).encode())
         for part, picked in self._chosen.items():
             images = picked.images
             plain = [part, images.shape, str(images.dtype), images.count, json.dumps(images.description, default=str)]

@@ -1,21 +1,24 @@
 """The directory in which a dataset is made, and the ranks that make it together.
 
     site = Site(out, comm)                               # comm None: one rank
-    with site.in_company():
+    with site.at_work():
         source = site.find(lambda: open_source(path))            # rank 0 looks, then the others
-        site.prepare(plan.digest(), inputs, overwrite=False)     # or go on where the same plan was interrupted
+        site.prepare(plan.digest, inputs, overwrite=False)       # or go on where the same plan was interrupted
         reports = site.run(crew, tasks, "packing", progress)
         manifest = site.finish(make_manifest)
 
-Rank 0 looks first and prepares the site; each file is written by one rank.
+Rank 0 looks first and prepares the site, which it locks against other packings where the file system has locks; each file is
+written by one rank.
 """
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
@@ -42,17 +45,19 @@ class Site:
         self.out, self.scratch = out, out / MARKER_NAME
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._rank, self._size = (0, 1) if self._comm is None else (self._comm.rank, self._comm.size)
+        self._locked = ExitStack()
 
     @contextmanager
-    def in_company(self) -> Iterator[None]:
-        """Whatever happens within, no rank waits for one that has failed."""
-        if self._comm is None:
-            yield
-            return
-        from deepex.comm.together import abort_on_failure
+    def at_work(self) -> Iterator[None]:
+        """Whatever happens within, no rank waits for one that has failed, and the directory is not left locked."""
+        with self._locked:
+            if self._comm is None:
+                yield
+                return
+            from deepex.comm.together import abort_on_failure
 
-        with abort_on_failure(self._comm, lambda text: print(f"deepex: {text}", file=sys.stderr, flush=True), lambda _: None):
-            yield
+            with abort_on_failure(self._comm, lambda text: print(f"deepex: {text}", file=sys.stderr, flush=True), lambda _: None):
+                yield
 
     def find(self, look: Callable[[], Source]) -> Source:
         """Let rank 0 look, then the others: a mistake is found once, and only directories are listed by all."""
@@ -61,13 +66,14 @@ class Site:
         assert source is not None
         return source
 
-    def prepare(self, digest: str, inputs: Sequence[Path], *, overwrite: bool) -> None:
+    def prepare(self, digest: Callable[[], str], inputs: Sequence[Path], *, overwrite: bool) -> None:
         """Make `out` a directory in which a packing has begun; what an earlier one with the same plan has finished stays."""
 
         def work() -> None:
             if self._rank == 0:
                 self._check(inputs, overwrite=overwrite)
-                self._begin(digest)
+                self._lock()
+                self._begin(digest())
 
         self._together(work)
 
@@ -124,14 +130,33 @@ class Site:
     def _check(self, inputs: Sequence[Path], *, overwrite: bool) -> None:
         if self.out.exists() and not self.out.is_dir():
             raise DataError(f"{self.out} is a file; the packed dataset is a directory: give another name")
+        if self.out.is_symlink() and not self.out.exists():
+            raise DataError(f"{self.out} is a link to {self.out.readlink()}, which is not there; mend it, or give another name")
         for path in inputs:
             if path.resolve().is_relative_to(self.out.resolve()):
                 raise DataError(f"{path} lies in {self.out}, where files may be replaced; pack into another directory")
+            if self.out.resolve().is_relative_to(path.resolve()):
+                raise DataError(f"{self.out} lies in {path}, which it would become a part of; pack into another directory")
         present = sorted(entry.name for entry in self.out.iterdir()) if self.out.is_dir() else []
         interrupted = MARKER_NAME in present and FILE_NAME not in present
         if present and not interrupted and not overwrite:
             what = "a packed dataset" if FILE_NAME in present else f"files that are not of a packed dataset, such as {present[0]}"
             raise DataError(f"{self.out} has {what}; choose another directory or pass --overwrite")
+
+    def _lock(self) -> None:
+        """Let no other packing in until this one ends, however it ends. The directory itself is locked: no file is left behind."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.out, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise storage_error(self.out, error) from error
+        self._locked.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"another packing is at work in {self.out}; wait until it ends, or choose another directory") from None
+        except OSError:  # a file system without locks
+            return
 
     def _begin(self, digest: str) -> None:
         """Go on with the same plan, or clear away what another one left.
@@ -141,7 +166,6 @@ class Site:
         try:
             same = not (self.out / FILE_NAME).exists() and _same_plan(self.scratch / _PLAN_NAME, digest)
             if not same:
-                self.out.mkdir(parents=True, exist_ok=True)
                 if self.scratch.exists():
                     shutil.rmtree(self.scratch)
                 self.scratch.mkdir()
