@@ -1,6 +1,7 @@
 """Shards, orders and feeds: every sample once, the same batches from every placement, errors from a thread in the consumer."""
 
 import itertools
+import re
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -70,8 +71,13 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.integers(1, 300), st.integers(1, 20), st.integers(1, 9))
 def test_shards_cover_every_sample_once(count: int, replicas: int, batch: int) -> None:
     if replicas > count // batch:
-        with pytest.raises(ConfigError, match=f"at most {count // batch} replicas"):
+        with pytest.raises(ConfigError, match="one full batch; use ") as caught:
             Shards(count, replicas, batch)
+        fewer, smaller = (re.search(what, str(caught.value)) for what in (r"at most (\d+) replicas", r"batch (\d+)$"))
+        assert (fewer is None) == (count < batch)
+        assert (smaller is None) == (count < replicas)
+        assert fewer is None or Shards(count, int(fewer[1]), batch).steps
+        assert smaller is None or Shards(count, replicas, int(smaller[1])).steps
         return
     shards = Shards(count, replicas, batch)
     bounds = [shards.bounds(r) for r in range(replicas)]

@@ -26,10 +26,11 @@ class Shards:
             raise ConfigError(f"batch is {self.batch}; it must be at least 1")
         full_batches = self.count // self.batch
         if self.replicas > full_batches:
+            ways = [f"at most {full_batches} replicas"] * (full_batches > 0)
+            ways += [f"batch {self.count // self.replicas}"] * (self.replicas <= self.count)
             raise ConfigError(
                 f"{self.replicas} replicas with batch {self.batch} need {self.replicas * self.batch} samples, and the dataset has "
-                f"{self.count}: every replica needs one full batch; use at most {full_batches} replicas or batch "
-                f"{max(1, self.count // self.replicas)}"
+                f"{self.count}: every replica needs one full batch; use {' or '.join(ways) or 'fewer replicas and a smaller batch'}"
             )
 
     @property

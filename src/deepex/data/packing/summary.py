@@ -75,9 +75,8 @@ def _files(source: Source) -> dict[str, Any]:
 def _part(name: str, reports: list[FileReport]) -> Part:
     files = tuple(report.packed() for report in reports if report.count)
     if not files:
-        raise DataError(
-            f"no sample of the part {name!r} could be read; all were left out by --skip-bad: see what is wrong with one"
-        )
+        first = next((f"{file}: {reason}" for report in reports for file, reason in report.bad), "its files are there, and empty")
+        raise DataError(f"no sample of the part {name!r} could be read, so --skip-bad would leave nothing; the first is {first}")
     return Part(count=sum(file.count for file in files), files=files)
 
 
