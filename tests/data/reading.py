@@ -1,4 +1,4 @@
-"""What the ranks of a node read for each other: `mpiexec -n 3 python -m tests.data.reading WHAT DATA KIND-ORDER…`.
+"""What the ranks of a node read for each other: `mpiexec -n 3 python -m tests.data.reading WHAT DATA KIND-ORDER[-unverified]…`.
 
 Rank 0 prints what each case gave, rank by rank. `batches`: all ranks train two epochs, and tell which files they opened how often,
 and how much each request asked for. `failure`: what `next` raised.
@@ -17,13 +17,12 @@ import torch
 from deepex.comm import Communicator
 from deepex.comm.mpi import MpiCommunicator
 from deepex.data.dataset import PackedDataset
-from deepex.data.feeds.cache import Cache
 from deepex.data.feeds.device import DeviceFeed
-from deepex.data.feeds.feed import Feed, HostFeed, SlotFeed
+from deepex.data.feeds.feed import Feed
 from deepex.data.feeds.order import dataset_order, epoch_order
+from deepex.data.feeds.placement import Placement, make_feed
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
-from deepex.data.feeds.window import Stream
 from deepex.errors import DeepexError
 
 REPLICAS = 6
@@ -31,11 +30,10 @@ BATCH = 8
 DEVICE = torch.device("cuda" if "--cuda" in sys.argv else "cpu")
 
 
-def make(kind: str, samples: Samples, comm: Communicator | None) -> Feed:
-    if kind == "device":
-        return DeviceFeed(samples, DEVICE, comm, verify=True)
-    store = Cache(samples, comm, verify=True) if kind == "host" else Stream(samples, verify=True)
-    return HostFeed(samples, store) if DEVICE.type == "cpu" else SlotFeed(samples, store, DEVICE)
+def make(kind: str, samples: Samples, comm: Communicator | None, *, verify: bool) -> Feed:
+    if kind == "device":  # also on a CPU, where a run would take the host's cache
+        return DeviceFeed(samples, DEVICE, comm, verify=verify)
+    return make_feed(Placement(kind=kind, reason=""), samples, DEVICE, comm=comm, verify=verify)
 
 
 opened, requests = Counter[str](), list[int]()
@@ -57,7 +55,7 @@ def watch(folder: Path) -> None:
     os.preadv = preadv  # type: ignore[assignment]
 
 
-def batches(comm: Communicator, folder: Path, kind: str, *, shuffled: bool) -> list[Any]:
+def batches(comm: Communicator, folder: Path, kind: str, *, shuffled: bool, verify: bool) -> list[Any]:
     part = PackedDataset.open(folder).part("train")
     images, labels = part.read(0, part.count)
     part = PackedDataset.open(folder).part("train")
@@ -66,7 +64,7 @@ def batches(comm: Communicator, folder: Path, kind: str, *, shuffled: bool) -> l
     opened.clear()
     requests.clear()
     samples = Samples(part, shards, replicas, seed=3, shuffled=shuffled)
-    feed = make(kind, samples, comm)
+    feed = make(kind, samples, comm, verify=verify)
     half = shards.steps // 2
     for epoch in range(2):
         turns = [Turn(replica, *segment) for segment in ((0, half), (half, shards.steps)) for replica in replicas]
@@ -82,12 +80,12 @@ def batches(comm: Communicator, folder: Path, kind: str, *, shuffled: bool) -> l
     return [dict(opened), list(requests)]
 
 
-def failure(comm: Communicator, folder: Path, kind: str, *, shuffled: bool) -> str:
+def failure(comm: Communicator, folder: Path, kind: str, *, shuffled: bool, verify: bool) -> str:
     part = PackedDataset.open(folder).part("train")
     per_rank = REPLICAS // comm.size
     replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
     samples = Samples(part, Shards(part.count, REPLICAS, BATCH), replicas, seed=3, shuffled=shuffled)
-    feed, said = make(kind, samples, comm), ""
+    feed, said = make(kind, samples, comm, verify=verify), ""
     feed.begin(0, [Turn(replica, 0, samples.shards.steps) for replica in replicas])  # type: ignore[attr-defined]
     try:
         while True:
@@ -113,7 +111,7 @@ if __name__ == "__main__":
     work, comm, rows = {"batches": batches, "failure": failure}[what], MpiCommunicator(), {}
     watch(Path(data))
     for case in cases:
-        kind, order = case.split("-")
-        rows[case] = comm.gather(work(comm, Path(data), kind, shuffled=order == "shuffled"))
+        kind, order, *unverified = case.split("-")
+        rows[case] = comm.gather(work(comm, Path(data), kind, shuffled=order == "shuffled", verify=not unverified))
     if comm.rank == 0:
         print(json.dumps(rows))

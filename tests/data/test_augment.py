@@ -54,6 +54,16 @@ def test_images_of_one_batch_are_cropped_and_flipped_each_in_its_own_way() -> No
     assert len({image.numpy().tobytes() for image in made}) > 25  # of 32: 16 places, mirrored or not
 
 
+@pytest.mark.parametrize("config", [AugmentConfig(pad=2, flip=True), AugmentConfig(crop=3, pad=1), AugmentConfig(crop=4)])
+def test_every_place_is_drawn(config: AugmentConfig) -> None:
+    """Over each edge of a padded image, too: of 50 crops at most, none is left out 2,000 times."""
+    image = np.arange(1, 31, dtype=np.uint8).reshape(5, 6, 1)
+    augment = Augment(config, (5, 6))
+    torch.manual_seed(1)
+    made = augment(torch.from_numpy(image).expand(2000, 5, 6, 1))
+    assert {one.numpy().tobytes() for one in made} == crops(image, config, augment.size)
+
+
 def test_a_crop_larger_than_the_image_is_refused() -> None:
     with pytest.raises(ConfigError, match="crop at most 28"):
         AugmentConfig(crop=32).size(28, 40)

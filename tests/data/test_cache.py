@@ -5,6 +5,9 @@ import itertools
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,20 +24,23 @@ import deepex
 import tests.networks
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
+from deepex.data.feeds import read
 from deepex.data.feeds.cache import Cache
+from deepex.data.feeds.exchange import Exchange
 from deepex.data.feeds.feed import HostFeed
 from deepex.data.feeds.gate import Gates
 from deepex.data.feeds.node import NodePlan
 from deepex.data.feeds.order import epoch_windows
-from deepex.data.feeds.read import REQUEST_BYTES, Rows, Target, read_rows, requests
+from deepex.data.feeds.read import REQUEST_BYTES, Rows, Stopped, Target, hand_over, read_rows, requests
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
+from deepex.data.feeds.window import Stream
 from deepex.data.pack import pack
 from deepex.engine.activation import activation_bytes
 from deepex.errors import DataError
 from deepex.nets import build
 from deepex.recipes.job import SAMPLES
-from tests.mpi import run_deepex, run_ranks
+from tests.mpi import rank_environ, run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
 
@@ -81,7 +87,9 @@ def test_each_file_of_a_node_has_one_reader_and_every_sample_one_place(
                 assert mine.in_files(np.array([position]))[0] == in_files
                 assert (rank, position) not in places
                 places.add((rank, position))
-            assert not shuffled or plan.reader[file] in {n.rank for n in plan.needs(file)}
+            if shuffled:
+                sizes = {need.rank: need.size for need in plan.needs(file)}
+                assert sizes[plan.reader[file]] == max(sizes.values()), "the rank with most samples in it"
         assert len(places) == sum(stop - start for start, stop in plan.spans)
         order = plan.ordered(2, [Turn(r, 0, shards.steps) for r in neighbours[0]])
         assert sorted(order) == plan.files
@@ -106,10 +114,30 @@ def test_files_are_read_in_the_order_of_their_first_use() -> None:
     assert half.index(first.pieces[0][0] // 10) >= 4, "what a resumed epoch has behind it comes last"
 
 
+def test_files_are_read_in_the_order_of_their_first_use_by_replicas_in_turn() -> None:
+    """Two replicas of a rank take turns of four steps; a batch is half a file."""
+    part: Any = Part([10] * 8)
+    samples = Samples(part, Shards(80, 2, 5), range(2), seed=1, shuffled=True)
+    turns = [Turn(replica, start, start + 4) for start in (0, 4) for replica in range(2)]
+    plan, order = NodePlan(samples, [range(2)]), samples.plan(0).order
+    used = [int(samples.in_files(order[begin:end])[0]) // 10 for begin, end in samples.batches(turns)]
+    assert plan.ordered(0, turns) == list(dict.fromkeys(used))
+
+
+def test_what_others_read_for_a_rank_has_room_beside_each_other() -> None:
+    """Of three ranks, the middle one has the smaller part of the two files that it shares."""
+    part: Any = Part([37] * 8 + [4])
+    exchange = Exchange(Samples(part, Shards(300, 3, 8), range(1, 2), seed=1, shuffled=True), None, whole=False)
+    exchange._plan([[rank, rank, rank + 1] for rank in range(3)], own=1)
+    rooms = sorted((row, row + need.size) for need, row in exchange.foreign.values())
+    assert rooms == [(0, 11), (11, 26)]
+    assert len(exchange.plan.files) * Gates.NUM_BYTES + 26 * (1 + 8) < exchange.num_bytes
+
+
 @pytest.fixture(scope="module")
 def many_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 images in files of 32: a rank of two or three starts within a file."""
-    return make_files(tmp_path_factory.mktemp("many"), 300, 32)
+    """300 images in files of 37: a rank of two or three starts within a file, and the middle one of three has two read for it."""
+    return make_files(tmp_path_factory.mktemp("many"), 300, 37)
 
 
 def make_files(folder: Path, count: int, per_file: int) -> Path:
@@ -127,16 +155,17 @@ def on_ranks(ranks: int, *arguments: object) -> dict[str, list[Any]]:
 
 
 CASES = ["host-shuffled", "host-given", "device-shuffled", "device-given"]
+UNVERIFIED = ["host-shuffled-unverified", "device-shuffled-unverified"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_each_file_is_opened_once_by_one_rank_of_a_node(ranks: int, many_files: Path) -> None:
     """And all ranks get the batches that they would have read themselves (checked there), from `stream` too."""
-    found = on_ranks(ranks, "batches", many_files, *CASES, "stream-shuffled")
+    found = on_ranks(ranks, "batches", many_files, *CASES, *UNVERIFIED, "stream-shuffled")
     names = {path.name for path in many_files.glob("*.npy")}
-    assert len(names) == 20
+    assert len(names) == 18
     sizes = {path.stat().st_size for path in many_files.glob("*.npy")}
-    for case in CASES:
+    for case in CASES + UNVERIFIED:
         opened = [name for counts, _ in found[case] for name, times in counts.items() for _ in range(times)]
         assert sorted(opened) == sorted(names), "each of the files, and none twice"
         assert ranks == 1 or all(counts for counts, _ in found[case]), "and not all by one rank"
@@ -181,6 +210,19 @@ def test_a_damaged_file_ends_the_run_before_its_first_checkpoint(
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
     run = deepex.train(deepex.recipe("fashion", {**keys, "verify": False}), SoloCommunicator(), out=tmp_path / "as-it-is")
     assert run.state["status"] == "finished"
+
+
+def test_a_damaged_file_is_found_in_a_memory_map(tmp_path: Path) -> None:
+    """As replicas that take turns read it: when the first sample of it is wanted, and not before."""
+    folder = make_files(tmp_path, 60, 10)
+    damage(folder / "train-00003.npy")
+    samples = Samples(PackedDataset.open(folder).part("train"), Shards(60, 2, 10), range(2), seed=None, shuffled=True)
+    feed = HostFeed(samples, Stream(samples, verify=True))
+    feed.begin(0, [Turn(replica, step, step + 1) for step in range(3) for replica in range(2)])
+    feed.next()
+    with pytest.raises(DataError, match=r"train-00003.npy was changed after packing.*verify=false"):
+        feed.next()
+    feed.close()
 
 
 def swap_labels(path: Path) -> None:
@@ -252,7 +294,7 @@ def test_a_short_read_is_continued(data: st.DataObject, tmp_path_factory: pytest
     folder = tmp_path_factory.mktemp("short")
     rows = np.arange(40 * 7, dtype=np.uint8).reshape(40, 7)
     (folder / "file").write_bytes(b"head" + rows.tobytes())
-    edges = sorted(data.draw(st.lists(st.integers(0, 40), min_size=2, max_size=6, unique=True)))
+    edges = sorted(data.draw(st.lists(st.integers(0, 40), min_size=2, max_size=12, unique=True)))
     out, labels = np.zeros_like(rows), np.zeros(40, np.int64)
     targets = [Target(a, b, out[a:b], labels[a:b]) for a, b in list(itertools.pairwise(edges))[::2]]
     original, hashing = os.preadv, data.draw(st.booleans())
@@ -262,6 +304,7 @@ def test_a_short_read_is_continued(data: st.DataObject, tmp_path_factory: pytest
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "preadv", preadv)
+        patch.setattr(read, "REQUEST_BYTES", data.draw(st.sampled_from([13 * 7, REQUEST_BYTES])))
         sink = Rows(targets, 7)
         keys: Any = {"row_bytes": 7, "count": 40, "span": (edges[0], edges[-1]), "hashing": hashing}
         header, digest = read_rows(folder / "file", sink=sink, **keys)
@@ -272,6 +315,51 @@ def test_a_short_read_is_continued(data: st.DataObject, tmp_path_factory: pytest
         wanted[target.first : target.last] = True
     assert (out[wanted] == rows[wanted]).all()
     assert not out[~wanted].any()
+
+
+def test_reading_ends_before_the_next_request_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "REQUEST_BYTES", 10 * 7)
+    rows = np.arange(1, 40 * 7 + 1).astype(np.uint8).reshape(40, 7)
+    (tmp_path / "file").write_bytes(b"head" + rows.tobytes())
+    out, told = np.zeros_like(rows), iter([False, False, True])
+    sink = Rows([Target(0, 40, out, np.zeros(40, np.int64))], 7, lambda: next(told))
+    with pytest.raises(Stopped):
+        read_rows(tmp_path / "file", row_bytes=7, count=40, span=(0, 40), sink=sink, hashing=False)
+    assert (out[:20] == rows[:20]).all()
+    assert not out[20:].any()
+
+
+def test_rows_may_go_to_more_places_than_one_request_takes(tmp_path: Path) -> None:
+    """Of every two rows one is wanted; Linux takes 1,024 places."""
+    rows = np.arange(3000 * 2, dtype=np.uint16).reshape(3000, 2)
+    (tmp_path / "file").write_bytes(b"head" + rows.tobytes())
+    out, labels = np.zeros((1500, 2), np.uint16), np.zeros(1500, np.int64)
+    targets = [Target(2 * k, 2 * k + 1, out[k : k + 1], labels[k : k + 1]) for k in range(1500)]
+    read_rows(tmp_path / "file", row_bytes=4, count=3000, span=(0, 3000), sink=Rows(targets, 4), hashing=False)
+    assert (out == rows[::2]).all()
+
+
+def test_rows_in_memory_are_handed_over_as_if_they_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a compressed file: to several places, in several requests."""
+    monkeypatch.setattr(read, "REQUEST_BYTES", 10 * 7)
+    rows = np.arange(40 * 7, dtype=np.int16).astype(np.uint8).reshape(40, 7)
+    out, labels = np.zeros_like(rows), np.zeros(40, np.int64)
+    targets = [Target(first, last, out[first:last], labels[first:last]) for first, last in ((3, 8), (9, 25), (30, 38))]
+    hand_over(rows, (3, 38), Rows(targets, 7))
+    wanted = np.r_[3:8, 9:25, 30:38]
+    assert (out[wanted] == rows[wanted]).all()
+    assert not np.delete(out, wanted, axis=0).any()
+
+
+@pytest.mark.timeout(30)
+def test_whoever_waits_for_a_file_is_let_go(many_files: Path) -> None:
+    """Its reader may be a rank that is gone, which will never open the gate."""
+    part = PackedDataset.open(many_files).part("train")
+    exchange = Exchange(Samples(part, Shards(300, 1, 8), range(1), seed=1, shuffled=True), None, whole=True)
+    assert not exchange.is_ready(0)
+    exchange.stopped.set()
+    with pytest.raises(Stopped):
+        exchange.wait(0)
 
 
 def test_a_file_that_is_cut_while_it_is_read(many_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +386,39 @@ def test_a_gate_opens_once_for_all() -> None:
     assert passed == [True] * 3
     assert gates.passed(1, 0)
     assert not gates.passed(0, 0)
+
+
+def test_a_signal_does_not_end_the_wait_at_a_gate() -> None:
+    gates = Gates(np.zeros(Gates.NUM_BYTES, np.uint8), 1)
+    gates.make()
+    came = []
+    before = signal.signal(signal.SIGALRM, lambda *_: came.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        assert not gates.passed(0, 0.1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert came
+
+
+def test_a_gate_wakes_another_process(tmp_path: Path) -> None:
+    """Which sleeps until then: a gate of one process would leave it asleep, and its wait would end without success."""
+    memory = np.memmap(tmp_path / "gates", np.uint8, "w+", shape=(2 * Gates.NUM_BYTES,))
+    gates = Gates(memory, 2)
+    gates.make()
+    script = """if True:
+        import sys
+        import numpy as np
+        from deepex.data.feeds.gate import Gates
+        gates = Gates(np.memmap(sys.argv[1], np.uint8, "r+"), 2)
+        gates.open(0)
+        sys.exit(0 if gates.passed(1, 5) else 3)
+    """
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path / "gates"], env=rank_environ()) as other:
+        assert gates.passed(0, 30)
+        threading.Event().wait(0.2)  # for the other to fall asleep
+        gates.open(1)
+        assert other.wait(60) == 0
 
 
 def test_activations_are_those_that_a_step_keeps() -> None:

@@ -2,6 +2,7 @@ import json
 import lzma
 import pickle
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from ase.neighborlist import neighbor_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepex.data.simulation import diffraction
 from deepex.data.simulation.crystals import CRYSTALS, Orientation, slab
-from deepex.data.simulation.diffraction import CLASSES, NUISANCES, DiffractionPatterns, to_grey
+from deepex.data.simulation.diffraction import CLASSES, NUISANCES, DiffractionPatterns, _orient, to_grey
 from deepex.data.simulation.multislice import CENTRE, EXTENT, PIXEL, SLICE, Shot, expected_patterns
 from deepex.errors import DataError
 
@@ -76,6 +78,39 @@ def test_draws_fill_the_range_that_is_stated(name):
     values = nuisance.draw(np.random.default_rng(1), 2000)
     assert nuisance.low <= values.min() < nuisance.low + 0.01 * (nuisance.high - nuisance.low)
     assert nuisance.high - 0.01 * (nuisance.high - nuisance.low) < values.max() <= nuisance.high
+
+
+@pytest.mark.parametrize("name", NUISANCES)
+def test_every_nuisance_reaches_the_patterns(name, patterns, train, monkeypatch):
+    nuisance = NUISANCES[name]
+    monkeypatch.setitem(NUISANCES, name, replace(nuisance, high=(nuisance.low + nuisance.high) / 2))
+    changed = read(train, range(50, 60))
+    assert sum(not np.array_equal(patterns[50 + k], pattern) for k, pattern in enumerate(changed)) > 7
+
+
+def test_tilts_are_of_milliradians_in_any_direction():
+    rng = np.random.default_rng(1)
+    tilts = np.array([_orient(rng).tilt for _ in range(1000)])
+    assert 0.0095 < np.hypot(*tilts.T).max() <= 0.010
+    assert (np.abs(tilts.mean(axis=0)) < 0.001).all()
+
+
+def test_a_pattern_is_of_the_crystal_that_its_label_names(train, monkeypatch):
+    cut = []
+
+    def spy(crystal, *arguments, **options):
+        cut.append(crystal.name)
+        return slab(crystal, *arguments, **options)
+
+    monkeypatch.setattr(diffraction, "slab", spy)
+    read(train, [30, 139])
+    assert cut == [CLASSES[label] for label in train.labels[[30, 139]]]
+
+
+def test_pixels_count_whole_electrons(patterns):
+    levels = set(np.unique(list(patterns.values())).tolist())
+    assert levels <= set(to_grey(np.arange(5000)).tolist())
+    assert {4, 6, 7, 8} <= levels  # 1 to 4 electrons; without counting there would be levels between
 
 
 @settings(max_examples=5, deadline=None)
@@ -143,6 +178,22 @@ def disc_centre(pattern, near):
     return np.array([rows[bright].mean(), columns[bright].mean()])
 
 
+def test_a_disc_is_as_wide_as_the_beam_converges():
+    """8 mrad of electrons of 100 keV, whose wavelength is 0.03701 Å."""
+    pattern = ideal("Al fcc [001]", Shot(slices=1))[0]
+    bright = np.count_nonzero(pattern > pattern.max() / 2)  # the disc in the middle alone
+    assert np.sqrt(bright / np.pi) * PIXEL == pytest.approx(0.008 / 0.03701, rel=0.03)
+
+
+def test_a_shot_crosses_as_many_slices_as_it_says():
+    atoms = slab(BY_NAME["Au fcc [001]"], (EXTENT, EXTENT, 6 * SLICE))
+    whole, four, three = (
+        expected_patterns(atoms[atoms.positions[:, 2] < slices * SLICE], [Shot(slices=4)])[0] for slices in (6, 4, 3)
+    )
+    assert difference(whole, four) < 1e-4
+    assert difference(whole, three) > 0.05
+
+
 @pytest.mark.parametrize("name", ["Al fcc [001]", "NaCl rock salt [001]", "SrTiO3 perovskite [001]"])
 def test_a_fourfold_crystal_gives_a_fourfold_pattern(name):
     square = ideal(name, Shot(slices=10))[0][CENTRE[0] - 40 : CENTRE[0] + 41, CENTRE[1] - 40 : CENTRE[1] + 41]
@@ -203,7 +254,11 @@ def test_elements_have_the_lattice_that_ase_knows(crystal):
         ("ZnS zincblende [011]", "ZnS", 5.409 * 3**0.5 / 4),
         ("MgO rock salt [001]", "MgO", 4.213 / 2),
         ("CsCl caesium chloride [001]", "CsCl", 4.123 * 3**0.5 / 2),
+        ("InP zincblende [011]", "InP", 5.870 * 3**0.5 / 4),
+        ("NaCl rock salt [001]", "NaCl", 5.640 / 2),
         ("CaF2 fluorite [011]", "CaF2", 5.463 * 3**0.5 / 4),
+        ("CeO2 fluorite [011]", "CeO2", 5.411 * 3**0.5 / 4),
+        ("SnO2 rutile [001]", "SnO2", 2.05),
         ("SrTiO3 perovskite [001]", "SrTiO3", 3.905 / 2),
         ("TiO2 rutile [001]", "TiO2", 1.9485),  # measured: Abrahams and Bernstein 1971
         ("TiO2 anatase [001]", "TiO2", 1.934),  # Horn, Schwerdtfeger and Meagher 1972
@@ -237,6 +292,16 @@ def neighbours(atoms, reach, chosen):
     """What each kind of atom has around it, within reach: pairs of its number and how many."""
     counts = np.bincount(neighbor_list("i", atoms, reach), minlength=len(atoms))
     return set(zip(atoms.numbers[chosen].tolist(), counts[chosen].tolist(), strict=True))
+
+
+def test_atoms_vibrate_about_a_lattice_that_lies_anywhere():
+    box, crystal = (30.0, 30.0, 30.0), BY_NAME["Al fcc [001]"]
+    still, other = (slab(crystal, box, rng=np.random.default_rng(seed)).positions for seed in (1, 2))
+    moving = slab(crystal, box, displacement=0.1, rng=np.random.default_rng(1)).positions
+    deep = moving[((moving > 2) & (moving < 28)).all(axis=1)]
+    offsets = [min(place - still, key=np.linalg.norm) for place in deep]
+    np.testing.assert_allclose(np.std(offsets, axis=0), 0.1, rtol=0.1)
+    assert min(np.linalg.norm(place - still, axis=1).min() for place in other) > 0.1  # another origin
 
 
 @pytest.mark.parametrize("crystal", CRYSTALS, ids=lambda crystal: crystal.name)

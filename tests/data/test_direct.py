@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import deepex
+from deepex.data import direct
 from deepex.data.direct import Hdf5Config, Hdf5Dataset, Hdf5Part
 from deepex.data.feeds.read import Rows, Target
 from deepex.errors import ConfigError, DataError
@@ -39,13 +40,17 @@ def read_all(part: Hdf5Part) -> tuple[np.ndarray, np.ndarray]:
 def test_every_sample_is_read_once_whole_or_gathered(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("direct")
     count, chunk = data.draw(st.integers(2, 200)), data.draw(st.one_of(st.none(), st.integers(1, 40)))
-    path = write(folder / "a.h5", count, chunk=None if chunk is None else min(chunk, count))
+    stored = data.draw(st.sampled_from(["<f4", ">f4", "f8", "i2"]))
+    path = write(folder / "a.h5", count, chunk=None if chunk is None else min(chunk, count), dtype=stored)
     config = Hdf5Config(images="entry/data", labels="entry/class", validation=data.draw(st.sampled_from([0.0, 0.25])))
-    dataset = Hdf5Dataset.open(path, config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct, "_FILE_BYTES", data.draw(st.sampled_from([10 * 120, 64 << 20])))  # of samples of 120 bytes
+        dataset = Hdf5Dataset.open(path, config)
     seen = []
     for name in dataset.manifest.parts:
         part = dataset.part(name)
         assert dataset.manifest.parts[name].count == part.count
+        assert part.dtype == np.float32
         images, labels = read_all(part)
         assert (images == images[:, :1, :1]).all()
         values = images[:, 0, 0, 0].astype(int)
@@ -73,6 +78,25 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
         file["entry/data"][123, 2, 2] = np.nan
     with pytest.raises(DataError, match=r"a\.h5 entry/data\[123\] has a value that is not finite"):
         read_all(Hdf5Dataset.open(path, Hdf5Config(images="entry/data", validation=0.0)).part("train"))
+
+
+def test_a_chunk_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", chunk=10)
+    with h5py.File(path) as file:
+        place = file["entry/data"].id.get_chunk_info(3).byte_offset
+    raw = bytearray(path.read_bytes())
+    raw[place : place + 8] = b"\xff" * 8
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=r"a\.h5 entry/data\[3\d\]: .*; restore the file, or pack it with --skip-bad"):
+        read_all(Hdf5Dataset.open(path, Hdf5Config(images="entry/data", validation=0.0)).part("train"))
+
+
+def test_the_scale_is_the_one_given_or_that_of_the_values(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", 201)  # 0 to 200
+    for scale, expected in (((), (0.0, 200.0)), ((-100.0, 300.0), (-100.0, 300.0))):
+        manifest = Hdf5Dataset.open(path, Hdf5Config(images="entry/data", validation=0.0, scale=scale)).manifest
+        assert manifest.scale == expected
+        assert manifest.mean == pytest.approx([(100 - expected[0]) / (expected[1] - expected[0])])
 
 
 @pytest.mark.parametrize(

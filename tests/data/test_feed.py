@@ -1,11 +1,16 @@
 """Shards, orders and feeds: every sample once, the same batches from every placement, errors from a thread in the consumer."""
 
+import gc
 import itertools
 import re
 import threading
 import tracemalloc
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -14,8 +19,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deepex.data.augment import AugmentConfig
 from deepex.data.dataset import PackedDataset, PackedPart
 from deepex.data.feeds import order as orders
+from deepex.data.feeds import read
 from deepex.data.feeds.cache import Cache
 from deepex.data.feeds.device import DeviceFeed
 from deepex.data.feeds.feed import Feed, HostFeed, SlotFeed
@@ -23,6 +30,7 @@ from deepex.data.feeds.order import cut, epoch_groups, epoch_order, epoch_window
 from deepex.data.feeds.placement import Placement, choose_placement, make_feed, most_modest
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards, Slices
+from deepex.data.feeds.store import Store
 from deepex.data.feeds.window import Maps, Stream, Windows, one_by_one, ring_rows
 from deepex.data.pack import pack
 from deepex.data.prepare import Prepare
@@ -130,6 +138,17 @@ def test_an_epoch_is_a_permutation_that_the_seed_decides(replica: int, seed: int
     assert order(seed, epoch) != order(seed + 1, epoch)
 
 
+def test_replicas_and_seeds_shuffle_each_in_its_own_way() -> None:
+    """Replicas of equal shards do not go through them in step; and a dataset of a given order is shuffled by the seed."""
+    bounds = np.array([0, 30, 60])
+    keys: Any = {"seed": 1, "epoch": 2, "sample_bytes": 1}
+    first, second = (epoch_order((30 * k, 30 * k + 30), bounds, replica=k, **keys) - 30 * k for k in range(2))
+    assert sorted(first) == sorted(second)
+    assert first.tolist() != second.tolist()
+    shuffles = [orders.dataset_order(60, seed=seed).tolist() for seed in (1, 2, 1)]
+    assert shuffles[0] == shuffles[2] != shuffles[1]
+
+
 def test_the_order_of_an_epoch_never_changes() -> None:
     """Made with numpy 2.4; another order would break resumed runs and every comparison with older ones.
 
@@ -195,23 +214,154 @@ def test_every_placement_hands_out_the_same_batches(data: st.DataObject, parts: 
 
 
 def reference_order(part: PackedPart, shards: Shards, replica: int, epoch: int, *, shuffled: bool) -> np.ndarray:
-    keys: Any = {"seed": 5, "replica": replica, "epoch": epoch, "sample_bytes": 784}
+    sample_bytes = int(np.prod(part.sample_shape)) * part.dtype.itemsize
+    keys: Any = {"seed": 5, "replica": replica, "epoch": epoch, "sample_bytes": sample_bytes}
     if shuffled:
         return epoch_order(shards.bounds(replica), part.bounds, **keys)
     whole = orders.dataset_order(COUNT, seed=5)
     return whole[epoch_order(shards.bounds(replica), np.array([0, COUNT]), **keys)]
 
 
-def test_without_a_seed_the_samples_come_as_packed(parts: dict[int, PackedPart]) -> None:
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_without_a_seed_the_samples_come_as_packed(shuffled: bool, parts: dict[int, PackedPart]) -> None:
     part = parts[10]
     images, labels = part.read(0, COUNT)
     for name, way in WAYS.items():
         found = []
         for rank in range(3):
-            samples = Samples(part, Slices(COUNT, 3, 8), range(rank, rank + 1), seed=None, shuffled=True)
+            samples = Samples(part, Slices(COUNT, 3, 8), range(rank, rank + 1), seed=None, shuffled=shuffled)
             found += collect(way(samples), [Turn(rank, 0, 6)], range(1))
         assert (np.concatenate([batch[0] for batch in found]) == images).all(), name
         assert (np.concatenate([batch[1] for batch in found]) == labels).all(), name
+
+
+@pytest.fixture(scope="module")
+def reals(tmp_path_factory: pytest.TempPathFactory) -> PackedPart:
+    """Images of 24 bytes, each with its own number, in files of 51."""
+    folder = tmp_path_factory.mktemp("reals")
+    images = np.arange(COUNT * 6, dtype=np.float32).reshape(COUNT, 2, 3)
+    np.savez(folder / "some.npz", images=images, labels=np.arange(COUNT) % 7)
+    pack(folder / "some.npz", folder / "packed", classes=list("abcdefg"), validation=0.0, file_bytes=51 * 24)
+    return PackedDataset.open(folder / "packed").part("train")
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_of_real_numbers_that_takes_several_requests(
+    way: str, shuffled: bool, reals: PackedPart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of 4 samples; the shard begins and ends within a file and within a request."""
+    monkeypatch.setattr(read, "REQUEST_BYTES", 4 * 24)
+    shards = Shards(COUNT, 3, 10)
+    found = collect(WAYS[way](Samples(reals, shards, range(1, 2), seed=5, shuffled=shuffled)), [Turn(1, 0, 5)], range(1))
+    images, labels = reals.read(0, COUNT)
+    positions = reference_order(reals, shards, 1, 0, shuffled=shuffled)
+    assert (np.concatenate([batch[0] for batch in found]) == images[positions]).all()
+    assert (np.concatenate([batch[1] for batch in found]) == labels[positions]).all()
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "maps"])
+def test_a_batch_waits_for_every_file_of_its_window(
+    way: str, shuffled: bool, parts: dict[int, PackedPart], monkeypatch: pytest.MonkeyPatch, small_windows: None
+) -> None:
+    """From a slow disk, with two files to a window."""
+    part, original = parts[10], parts[10].read_file
+
+    def slowly(*arguments: Any, **keys: Any) -> None:
+        sleep(0.01)
+        original(*arguments, **keys)
+
+    monkeypatch.setattr(part, "read_file", slowly)
+    shards = Shards(COUNT, 1, 10)
+    found = collect(WAYS[way](Samples(part, shards, range(1), seed=5, shuffled=shuffled)), [Turn(0, 0, 13)], range(1, 2))
+    images, labels = part.read(0, COUNT)
+    positions = reference_order(part, shards, 0, 1, shuffled=shuffled)
+    assert (np.concatenate([batch[0] for batch in found]) == images[positions]).all()
+    assert (np.concatenate([batch[1] for batch in found]) == labels[positions]).all()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("way", WAYS)
+def test_any_epoch_can_begin_at_any_time(way: str, parts: dict[int, PackedPart], small_windows: None) -> None:
+    """Not the one after the last, within one, in the middle of one, the same again."""
+    part, shards = parts[10], Shards(COUNT, 1, 8)
+    images, labels = part.read(0, COUNT)
+    feed = WAYS[way](Samples(part, shards, range(1), seed=5, shuffled=True))
+    for epoch, start, num_batches in ((0, 0, 17), (3, 0, 17), (4, 9, 8), (4, 0, 5), (5, 0, 17), (5, 0, 1), (6, 3, 14)):
+        feed.begin(epoch, [Turn(0, start, 17)])
+        order = reference_order(part, shards, 0, epoch, shuffled=True)[8 * start :]
+        for k in range(num_batches):
+            some_images, some_labels = feed.next()
+            assert (some_images.numpy() == images[order[8 * k : 8 * k + 8]]).all()
+            assert (some_labels.numpy() == labels[order[8 * k : 8 * k + 8]]).all()
+    feed.close()
+
+
+@pytest.mark.parametrize("make", [Cache, Windows, Maps])
+def test_a_file_is_verified_once(make: Callable[..., Store], parts: dict[int, PackedPart], monkeypatch: pytest.MonkeyPatch) -> None:
+    part, original, verified = parts[10], parts[10].read_file, Counter[int]()
+
+    def read_file(number: int, *arguments: Any, verify: bool = False, **keys: Any) -> None:
+        verified[number] += verify
+        original(number, *arguments, verify=verify, **keys)
+
+    monkeypatch.setattr(part, "read_file", read_file)
+    samples = Samples(part, Shards(COUNT, 1, 8), range(1), seed=5, shuffled=True)
+    collect(HostFeed(samples, make(samples, verify=True)), [Turn(0, 0, 17)], range(3))
+    assert verified == dict.fromkeys(range(13), 1)
+
+
+def test_an_epoch_that_was_read_ahead_is_not_read_again(parts: dict[int, PackedPart], monkeypatch: pytest.MonkeyPatch) -> None:
+    part, original, numbers, ahead = parts[10], parts[10].read_file, list[int](), threading.Event()
+
+    def read_file(number: int, *arguments: Any, **keys: Any) -> None:
+        original(number, *arguments, **keys)
+        numbers.append(number)
+        if len(numbers) == 26:
+            ahead.set()
+
+    monkeypatch.setattr(part, "read_file", read_file)
+    samples = Samples(part, Shards(COUNT, 1, 8), range(1), seed=5, shuffled=True)
+    feed = HostFeed(samples, Windows(samples))
+    for epoch in range(2):
+        feed.begin(epoch, [Turn(0, 0, 17)])
+        for _ in range(17):
+            feed.next()
+        assert ahead.wait(30)
+        sleep(0.05)  # for what the reader may do when it has read the next epoch
+    feed.close()
+    assert len(numbers) <= 3 * 13
+
+
+@pytest.mark.parametrize("make", [Cache, Windows])
+def test_a_batch_is_gathered_without_a_copy_beside_it(make: Callable[..., Store], parts: dict[int, PackedPart]) -> None:
+    samples = Samples(parts[1000], Shards(COUNT, 1, 100), range(1), seed=5, shuffled=True)
+    store, (images, labels) = make(samples), samples.empty(100)
+    store.begin(0, [Turn(0, 0, 2)])
+    store.fill(0, 100, images, labels)
+    tracemalloc.start()
+    try:
+        store.fill(0, 100, images, labels)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    store.close()
+    assert peak < 0.5 * images.nbytes
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_the_host_keeps_nothing_when_the_device_has_all(shuffled: bool, parts: dict[int, PackedPart]) -> None:
+    feed = DeviceFeed(Samples(parts[10], Shards(COUNT, 1, 8), range(1), seed=5, shuffled=shuffled), CPU)
+    kept = [weakref.ref(one) for one in (feed._exchange, *feed._memory._buffers, feed._memory._pinned_labels)]
+    feed.begin(0, [Turn(0, 0, 17)])
+    for _ in range(17):
+        feed.next()
+    assert feed._loader is not None
+    feed._loader.join()
+    gc.collect()
+    assert [one() for one in kept] == [None] * 4
+    feed.close()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -312,6 +462,7 @@ def test_stream_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(orders, "WINDOW_BYTES", 300 * 784)
     samples = Samples(part, Shards(6000, 1, 32), range(1), seed=5, shuffled=True)
     assert ring_rows(samples) == 2 * 300 + 32
+    assert ring_rows(Samples(part, Shards(6000, 60, 32), range(1), seed=5, shuffled=True)) == 100, "all that there are"
     tracemalloc.start()
     try:
         store = Windows(samples, verify=True)
@@ -341,6 +492,33 @@ def test_prepare_standardises(make_data: MakeData) -> None:
     assert raw.dtype == torch.uint8
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_prepare_maps_each_channel_on_its_own(channels_last: bool, make_data: MakeData) -> None:
+    """From a range that does not begin at 0."""
+    manifest = PackedDataset.open(make_data(130)).manifest
+    mean, deviation = (0.25, 0.5, 0.75), (0.5, 1.0, 2.0)
+    manifest = replace(manifest, shape=(3, 4, 5), dtype="float32", scale=(-1.0, 3.0), mean=mean, deviation=deviation)
+    raw = torch.linspace(-1, 3, 2 * 4 * 5 * 3).reshape(2, 4, 5, 3)
+    unit = (raw + 1) / 4
+    for standardise, expected in ((False, unit), (True, (unit - torch.tensor(mean)) / torch.tensor(deviation))):
+        images = Prepare(manifest, CPU, standardise=standardise, channels_last=channels_last)(raw)
+        assert torch.allclose(images, expected.permute(0, 3, 1, 2), atol=1e-6)
+        assert images.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def test_prepare_augments_for_training_alone(make_data: MakeData) -> None:
+    dataset = PackedDataset.open(make_data(130))
+    raw, _ = (torch.from_numpy(a) for a in dataset.part("train").read(0, 130))
+    plain = Prepare(dataset.manifest, CPU, standardise=False, channels_last=False)
+    prepare = Prepare(dataset.manifest, CPU, standardise=False, channels_last=False, augment=AugmentConfig(crop=20, flip=True))
+    middle = plain(raw)[:, :, 4:24, 4:24]
+    assert torch.equal(prepare(raw), middle)
+    assert torch.equal(prepare(raw, train=False), middle)
+    torch.manual_seed(1)
+    assert (prepare(raw, train=True) != middle).any(dim=(1, 2, 3)).float().mean() > 0.9
+    assert torch.equal(plain(raw, train=True), plain(raw))
+
+
 SIZES = st.integers(0, 10**12)
 
 
@@ -360,6 +538,7 @@ def test_a_placement_fits(  # noqa: PLR0917
     fits_device = samples + arena + kept + (10**9 if device == "cuda" else 0) <= free
     fits_host = device == "cuda" and samples <= 0.8 * free_host
     assert chosen.kind == ("device" if fits_device else "host" if fits_host else "stream")
+    assert (chosen.estimate["free_device_bytes"], chosen.estimate["free_host_bytes"]) == (int(free), int(0.8 * free_host))
     parts = ("samples_bytes", "arena_bytes", "activation_bytes", "reserve_bytes")
     assert chosen.estimate["device_bytes"] == sum(chosen.estimate[part] for part in parts)
     for kind in ("device", "host", "stream"):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from deepex.data.simulation import protein
+from deepex.data.simulation import folding, protein
 from deepex.data.simulation.folding import TEMPERATURE, FoldingMaps, native_fraction, simulate
 from deepex.errors import DataError, StorageError
 
@@ -87,6 +87,46 @@ def test_native_structure_is_where_the_force_field_wants_to_be() -> None:
     contacts = -protein.EPSILON * sum(protein.contact_strengths().values())
     assert potential(made, 1 << 3) == pytest.approx(contacts, rel=0.01)  # the barriers reach a little into the contacts
     assert 0 < potential(made, 1 << 4) < 0.05 * -contacts
+
+
+def angles(positions: np.ndarray) -> np.ndarray:
+    back, ahead = positions[:-2] - positions[1:-1], positions[2:] - positions[1:-1]
+    return np.arccos((back * ahead).sum(1) / np.linalg.norm(back, axis=1) / np.linalg.norm(ahead, axis=1))
+
+
+def dihedrals(positions: np.ndarray) -> np.ndarray:
+    """Between the planes of beads 0, 1, 2 and 1, 2, 3, and so on."""
+    first, middle, last = (np.diff(positions, axis=0)[k : k + 25] for k in range(3))
+    before, after = np.cross(first, middle), np.cross(middle, last)
+    cosines = (before * after).sum(1) / np.linalg.norm(before, axis=1) / np.linalg.norm(after, axis=1)
+    return np.arccos(cosines) * np.sign((first * after).sum(1))
+
+
+def test_the_energy_is_that_of_the_paper() -> None:
+    """Clementi et al. 2000, in their units: 100 per Å² of a bond, 20 per rad² of an angle, 1 and 1/2 of a dihedral, a 12-10
+    contact, a repulsion of 4 Å; with the barrier of Cheung et al. 2002 at 1.5 Å, and 1.5 between hairpin and helix.
+    """
+    import openmm
+
+    made, native = context(openmm.VerletIntegrator(0.001)), protein.NATIVE
+    positions = native + np.random.default_rng(5).normal(scale=0.4, size=(28, 3))
+    made.setPositions(positions / 10)
+    r, r0 = protein.distances(positions), protein.distances(native)
+    twist = dihedrals(positions) - dihedrals(native)
+    contacts, far = 0.0, 0.0
+    for i in range(28):
+        for j in range(i + 4, 28):
+            if (i, j) in protein.contact_strengths():
+                ratio, beyond = r0[i, j] / r[i, j], r[i, j] - r0[i, j] - 1.5
+                strength = 1.5 if i < 12 and j >= 16 else 1.0
+                contacts += strength * (5 * ratio**12 - 6 * ratio**10 + np.exp(-((beyond / 0.6) ** 2)))
+            else:
+                far += (4.0 / r[i, j]) ** 12
+    bonds = 100 * ((np.diag(r, 1) - np.diag(r0, 1)) ** 2).sum()
+    bends = 20 * ((angles(positions) - angles(native)) ** 2).sum()
+    twists = (1 - np.cos(twist) + (1 - np.cos(3 * twist)) / 2).sum()
+    found = [potential(made, 1 << group) / protein.EPSILON for group in range(5)]
+    assert found == pytest.approx([bonds, bends, twists, contacts, far], rel=1e-4)
 
 
 def test_forces_are_the_gradient_of_the_energy() -> None:
@@ -178,6 +218,26 @@ def test_parts_seeds_and_trajectories_differ(fifteen: np.ndarray) -> None:
     others = (ShortMaps(6, seed=3, part="validation"), ShortMaps(6, seed=4, part="train"))
     starts = [fifteen[:2], fifteen[12:14], *(read(images, [0, 1]) for images in others)]
     assert len({start.tobytes() for start in starts}) == 4
+
+
+def test_each_trajectory_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal noise draws trajectories together, whatever their velocities were at the start."""
+    import openmm
+
+    seeds = []
+
+    class Spy(openmm.LangevinMiddleIntegrator):
+        def setRandomNumberSeed(self, seed: int) -> None:  # noqa: N802 - OpenMM's name
+            seeds.append(seed)
+            super().setRandomNumberSeed(seed)
+
+    monkeypatch.setattr(openmm, "LangevinMiddleIntegrator", Spy)
+    monkeypatch.setattr(folding, "SETTLING_STEPS", 10)
+    for trajectory in (0, 1, 2, 0):
+        simulate(1, entropy=(3, 0, trajectory), melted=False)
+    assert seeds[0] == seeds[3]
+    assert len(set(seeds)) == 3
+    assert all(0 < seed < 2**31 for seed in seeds)  # OpenMM takes 0 as "any"
 
 
 def test_kept_trajectories_give_the_same_maps(tmp_path: Path, fifteen: np.ndarray) -> None:

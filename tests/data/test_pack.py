@@ -85,14 +85,17 @@ def test_what_is_packed_is_read_back_with_its_labels(tmp_path_factory: pytest.Te
         elements=st.integers(0, 100),
     ),
     st.integers(1, 64),
+    st.sampled_from([None, 1]),
 )
 def test_mean_and_deviation_are_those_of_the_mapped_train_part(
-    tmp_path_factory: pytest.TempPathFactory, images: Array, block_bytes: int
+    tmp_path_factory: pytest.TempPathFactory, images: Array, block_bytes: int, file_bytes: int | None
 ) -> None:
+    """Also of a part of many files."""
     directory = tmp_path_factory.mktemp("moments")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "_BLOCK_BYTES", block_bytes)
-        manifest = pack(write_npy(directory / "i.npy", images), directory / "out", validation=0.3, layout="NHWC")
+        options: Any = {"validation": 0.3, "layout": "NHWC", "file_bytes": file_bytes}
+        manifest = pack(write_npy(directory / "i.npy", images), directory / "out", **options)
     train = everything(directory / "out")["train"][0].astype(np.float64)
     low, high = manifest.scale
     if images.dtype == np.float32:
@@ -268,6 +271,24 @@ def test_a_limit_takes_a_fair_draw(tmp_path: Path) -> None:
     assert len(parts["validation"][1]) == 40
     # Of each class about 100 (standard deviation 8); of a source sorted by class the first 400 would all be of one.
     assert all(60 < count < 140 for count in Counter(parts["train"][1].tolist()).values())
+
+
+@pytest.mark.parametrize("balance", [False, True])
+def test_a_limit_takes_a_fair_draw_of_a_validation_part_too(tmp_path: Path, balance: bool) -> None:
+    """From files of its own, sorted by class, of which the last has few."""
+    images, labels = np.zeros((620, 1, 1), np.uint8), np.repeat(np.arange(4), (200, 200, 200, 20))
+    put(tmp_path / "a.npz", {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels})
+    pack(tmp_path / "a.npz", tmp_path / "out", validation_limit=80, balance=balance)
+    found = np.bincount(everything(tmp_path / "out")["validation"][1], minlength=4)
+    assert found.sum() == 80
+    assert found.tolist() == [20] * 4 if balance else (found[:3] > 10).all()
+
+
+def test_the_smallest_share_is_one_sample_and_never_all(tmp_path: Path) -> None:
+    source = write_npy(tmp_path / "i.npy", numbered(3)[0])
+    for share, held in ((0.01, 1), (0.99, 2)):
+        manifest = pack(source, tmp_path / str(held), validation=share)
+        assert {name: part.count for name, part in manifest.parts.items()} == {"train": 3 - held, "validation": held}
 
 
 def test_progress_ends_with_all_samples(tmp_path: Path) -> None:

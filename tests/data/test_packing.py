@@ -1,5 +1,6 @@
 """How a dataset is packed: read in order and shuffled, by workers and ranks, interrupted, with bad samples, on a full disk."""
 
+import copy
 import hashlib
 import resource
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, final
 
@@ -20,7 +22,9 @@ from PIL import Image
 from deepex.data.dataset import PackedDataset
 from deepex.data.manifest import load
 from deepex.data.pack import pack, pack_source
+from deepex.data.packing import plan
 from deepex.data.packing.config import PackConfig
+from deepex.data.packing.fingerprint import feed
 from deepex.data.packing.moments import Moments
 from deepex.data.packing.site import Site
 from deepex.data.source.base import Bad, Images, Source
@@ -30,22 +34,24 @@ from tests.mpi import rank_environ, run_ranks
 
 @final
 class Numbered(Images):
-    """Sample n is n everywhere; a log has a line for every block that was read."""
+    """Sample n is `first` + n everywhere; a log has a line for every block that was read."""
 
     busy = True
 
-    def __init__(self, count: int, *, block: int, bad: frozenset[int] = frozenset(), log: Path | None = None) -> None:
+    def __init__(
+        self, count: int, *, block: int, bad: frozenset[int] = frozenset(), log: Path | None = None, first: int = 0
+    ) -> None:
         self.count, self.block, self.shape, self.dtype = count, block, (2, 3, 1), np.dtype(np.int32)
         self.labels = np.arange(count) % 5
         self.description = {"made": "for a test"}
-        self._bad, self._log = bad, log
+        self._bad, self._log, self._first = bad, log, first
 
     def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         assert (np.diff(numbers) > 0).all()
         if self._log is not None:
             with self._log.open("a") as file:
                 file.writelines(f"{block}\n" for block in sorted({int(n) // self.block for n in numbers}))
-        out[:] = numbers[:, None, None, None]
+        out[:] = self._first + numbers[:, None, None, None]
         return [Bad(place, self.name(int(n)), "is broken") for place, n in enumerate(numbers) if int(n) in self._bad]
 
     def name(self, number: int) -> str:
@@ -53,7 +59,7 @@ class Numbered(Images):
 
 
 def put(images: Images, out: Path, *, workers: int = 1, progress: Any = None, **options: Any) -> None:
-    config = PackConfig(dtype="float32", **options)
+    config = PackConfig(**{"dtype": "float32", **options})
     site = Site(out)
     with site.at_work():
         pack_source(Source(train=images), site, config, command="", workers=workers, progress=progress)
@@ -93,11 +99,15 @@ def test_a_source_in_blocks_is_read_once_and_shuffled(tmp_path_factory: pytest.T
     share = data.draw(st.sampled_from([0.0, 0.3]))
     log = folder / "log"
     images = Numbered(count, block=block, bad=bad, log=log)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(plan, "_UNPACKED_BYTES", data.draw(st.sampled_from([200, 4 << 20])))
     try:
         put(images, folder / "out", skip_bad=True, validation=share, file_bytes=data.draw(st.integers(24, 400)))
     except DataError as error:
         assert "no sample of the part" in str(error)  # noqa: PT017 - a part may have drawn nothing but bad ones
         return
+    finally:
+        patch.undo()
     found = contents(folder / "out")
     both = sorted(value for part in found.values() for value, _ in part)
     assert both == sorted(set(range(count)) - bad)
@@ -294,12 +304,49 @@ def test_wide_integers_become_bytes_with_a_scale(tmp_path: Path) -> None:
     assert np.abs(found.reshape(-1) - np.linspace(0, 255, 40)).max() < 1
 
 
-def test_another_plan_starts_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "portable"),
+    [
+        *(({"seed": 9}, portable) for portable in (True, False)),
+        *(({"labels": 1}, portable) for portable in (True, False)),
+        ({"file_bytes": 120}, True),
+        ({"dtype": "float16"}, True),
+        ({"first": 7}, True),
+    ],
+)
+def test_another_plan_starts_anew(tmp_path: Path, change: dict[str, Any], portable: bool) -> None:
+    options = {"file_bytes": 240, **change}
+    before, images = Numbered(100, block=1), Numbered(100, block=1, first=options.pop("first", 0))
+    before.portable = images.portable = portable
+    images.labels = (images.labels + options.pop("labels", 0)) % 5
     with pytest.raises(KeyboardInterrupt):
-        put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, progress=interrupted_after(50))
-    put(Numbered(100, block=1), tmp_path / "out", file_bytes=240, seed=9)
-    put(Numbered(100, block=1), tmp_path / "fresh", file_bytes=240, seed=9)
+        put(before, tmp_path / "out", file_bytes=240, progress=interrupted_after(50))
+    put(images, tmp_path / "out", **options)
+    put(images, tmp_path / "fresh", **options)
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": 1, "b": 2}, {"b": 1, "a": 2}),
+        ([[1], [2]], [[1, 2]]),
+        ([b"ab", b"c"], [b"a", b"bc"]),
+        (np.arange(4), np.arange(1, 5)),
+        (np.zeros(8, np.uint8), bytes(8)),
+        (Numbered(9, block=1), Numbered(9, block=3)),
+        ({"inner": Numbered(9, block=1)}, {"inner": Numbered(9, block=1, bad=frozenset({2}))}),
+        ("é", "e"),
+    ],
+)
+def test_what_differs_in_anything_has_another_fingerprint(one: object, other: object) -> None:
+    def fingerprint(value: object) -> str:
+        digest = hashlib.sha256()
+        feed(digest, value)
+        return digest.hexdigest()
+
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one) == fingerprint(copy.deepcopy(one))
 
 
 @pytest.mark.parametrize("moment", ["begin", "write"])
@@ -411,6 +458,27 @@ def test_the_moments_of_bytes_are_exact(seed: int, channels: int, rows: int) -> 
         assert np.allclose(found[0], flat.mean(0), rtol=0, atol=1e-12)
         deviation = flat.std(0)
         assert np.allclose(found[1], np.where(deviation > 0, deviation, 1.0), rtol=0, atol=1e-12)
+
+
+def test_the_moments_of_many_bright_bytes_are_exact() -> None:
+    """Sums of their squares pass 2^24, from where on float32 has no odd numbers."""
+    values = np.random.default_rng(0).integers(251, 256, (1, 3000, 64, 1), np.uint8)
+    moments = Moments(1)
+    moments.add(values)
+    (mean,), (deviation,) = moments.scaled(0, 1)
+    exact = values.astype(np.int64)
+    variance = Fraction(int((exact**2).sum()), exact.size) - Fraction(int(exact.sum()), exact.size) ** 2
+    assert mean == pytest.approx(exact.sum() / exact.size, rel=1e-14)
+    assert deviation == pytest.approx(float(variance) ** 0.5, rel=1e-11)
+
+
+def test_the_least_and_the_greatest_value_are_those_of_all_files() -> None:
+    joined = Moments(1)
+    for values in ((3.0, 5.0), (1.0, 4.0), (2.0, 9.0)):
+        one = Moments(1)
+        one.add(np.array(values, np.float32).reshape(2, 1, 1, 1))
+        joined.join(one)
+    assert (joined.low, joined.high) == (1.0, 9.0)
 
 
 def test_a_directory_left_by_a_packing_of_another_kind_is_cleared(tmp_path: Path) -> None:
