@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from deepex.comm import Communicator
 from deepex.comm.mpi import MpiCommunicator
+from deepex.comm.together import abort_on_failure
 from deepex.data.dataset import PackedDataset
 from deepex.data.feeds.device import DeviceFeed
 from deepex.data.feeds.feed import Feed
@@ -110,8 +112,10 @@ if __name__ == "__main__":
     what, data, *cases = (word for word in sys.argv[1:] if not word.startswith("--"))
     work, comm, rows = {"batches": batches, "failure": failure}[what], MpiCommunicator(), {}
     watch(Path(data))
-    for case in cases:
-        kind, order, *unverified = case.split("-")
-        rows[case] = comm.gather(work(comm, Path(data), kind, shuffled=order == "shuffled", verify=not unverified))
+    complain = partial(print, file=sys.stderr, flush=True)
+    with abort_on_failure(comm, complain, complain):  # or the other ranks would wait for one that found something wrong
+        for case in cases:
+            kind, order, *unverified = case.split("-")
+            rows[case] = comm.gather(work(comm, Path(data), kind, shuffled=order == "shuffled", verify=not unverified))
     if comm.rank == 0:
         print(json.dumps(rows))
