@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -45,9 +46,11 @@ class Numbered(Images):
         self.labels = np.arange(count) % 5
         self.description = {"made": "for a test"}
         self._bad, self._log, self._first = bad, log, first
+        self.pause = 0.0  # seconds, before each reading
 
     def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         assert (np.diff(numbers) > 0).all()
+        time.sleep(self.pause)
         if self._log is not None:
             with self._log.open("a") as file:
                 file.writelines(f"{block}\n" for block in sorted({int(n) // self.block for n in numbers}))
@@ -260,6 +263,19 @@ def test_bad_samples_may_be_skipped_after_all_without_beginning_anew(tmp_path: P
         )
     with pytest.raises(DataError, match="--skip-bad"):
         put(images, tmp_path / "two", **options)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("trouble", ["interrupt", "bad"])
+def test_workers_do_not_finish_their_files_for_nothing(tmp_path: Path, trouble: str) -> None:
+    """Each of the two would need 120 seconds for its file, of 60 blocks."""
+    per_file = 60 * 43_690
+    images = Numbered(2 * per_file, block=1, bad=frozenset({per_file + 5} if trouble == "bad" else ()))
+    images.pause = 2.0
+    wanted: Any = KeyboardInterrupt if trouble == "interrupt" else DataError
+    tell = interrupted_after(0) if trouble == "interrupt" else None
+    with pytest.raises(wanted):
+        put(images, tmp_path / "out", workers=2, file_bytes=24 * per_file, given_order=True, validation=0.0, progress=tell)
 
 
 def test_two_packings_do_not_work_in_one_directory(tmp_path: Path) -> None:

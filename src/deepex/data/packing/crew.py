@@ -83,10 +83,9 @@ class Crew:
 
     def _run_workers(self, tasks: list[FileTask], done: int, progress: Callable[[int], None]) -> None:
         context = multiprocessing.get_context("spawn")
-        counter = context.Value("q", 0)
-        pool = ProcessPoolExecutor(
-            min(self.workers, len(tasks)), context, _begin, (os.getpid(), dict(self.images), self.form, self.reports, counter)
-        )
+        counter, stopped = context.Value("q", 0), context.Event()
+        given = (os.getpid(), dict(self.images), self.form, self.reports, counter, stopped)
+        pool = ProcessPoolExecutor(min(self.workers, len(tasks)), context, _begin, given)
         try:
             waiting = {pool.submit(_work_there, task) for task in tasks}
             while waiting:
@@ -101,6 +100,7 @@ class Crew:
                 "kept: run the same command again, perhaps with --workers 1"
             ) from error
         finally:
+            stopped.set()  # whoever is still at work ends after its block: a file may take minutes
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _stopped(self) -> bool:
@@ -150,9 +150,11 @@ def _begin(parent: int, *given: Any) -> None:
 
 
 def _work_there(task: FileTask) -> None:
-    images, form, reports, counter = _here
+    images, form, reports, counter, stopped = _here
 
     def advance(samples: int) -> None:
+        if stopped.is_set():
+            raise InterruptedError
         with counter.get_lock():
             counter.value += samples
 
