@@ -2,6 +2,7 @@ import gzip
 import json
 import struct
 from collections import Counter
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from PIL import Image
 from typer.testing import CliRunner
 
 from deepex.cli.data import app
@@ -178,6 +180,55 @@ def test_validation_from_files_of_its_own(tmp_path: Path) -> None:
     assert manifest.source["files"] == ["i.npy", "l.npy", "vi.npy", "vl.npy"]
     command = "deepex data pack i.npy OUT --labels l.npy --validation vi.npy --seed 1 --validation-labels vl.npy"
     assert manifest.source["command"] == command
+
+
+def write_images(folder: Path, values: dict[str, list[int]]) -> Path:
+    """A folder for each class, with pictures that are of one grey each."""
+    for name, greys in values.items():
+        (folder / name).mkdir(parents=True)
+        for grey in greys:
+            Image.new("L", (3, 2), grey).save(folder / name / f"{grey}.png")
+    return folder
+
+
+def write_matrices(folder: Path, values: dict[str, list[int]]) -> Path:
+    for name, numbers in values.items():
+        (folder / name).mkdir(parents=True)
+        for number in numbers:
+            np.savetxt(folder / name / f"{number}.txt", np.full((2, 3), number), fmt="%d")
+    return folder
+
+
+def write_list(folder: Path, values: dict[str, list[int]]) -> Path:
+    write_images(folder, values)
+    lines = [f"{name}/{grey}.png {name}\n" for name, greys in values.items() for grey in greys]
+    (folder / "list.txt").write_text("".join(lines))
+    return folder / "list.txt"
+
+
+def labelled(directory: Path, part: str) -> dict[int, str]:
+    """The class of each sample by the value that it has everywhere."""
+    images, labels = everything(directory)[part]
+    classes = load(directory).classes
+    return {int(image[0, 0, 0]): classes[int(label)] for image, label in zip(images, labels, strict=True)}
+
+
+@pytest.mark.parametrize("write", [write_images, write_matrices, write_list])
+def test_the_classes_of_a_validation_source_are_found_by_name(tmp_path: Path, write: Callable[..., Path]) -> None:
+    train = write(tmp_path / "tr", {"cat": [1, 2], "dog": [3, 4], "emu": [9]})
+    manifest = pack(train, tmp_path / "out", validation=write(tmp_path / "va", {"emu": [7], "dog": [5, 6]}))
+    assert manifest.classes == ("cat", "dog", "emu")
+    assert labelled(tmp_path / "out", "train") == {1: "cat", 2: "cat", 3: "dog", 4: "dog", 9: "emu"}
+    assert labelled(tmp_path / "out", "validation") == {5: "dog", 6: "dog", 7: "emu"}
+    with pytest.raises(DataError, match="the class cow, which the train samples do not have; they have cat, dog, emu:"):
+        pack(train, tmp_path / "no", validation=write(tmp_path / "vb", {"cow": [8], "dog": [5]}))
+
+
+def test_a_validation_source_of_numbers_keeps_them(tmp_path: Path) -> None:
+    train = write_images(tmp_path / "tr", {"cat": [1, 2], "dog": [3]})
+    held = write_npy(tmp_path / "v.npy", np.full((2, 2, 3), [[[5]], [[6]]], np.uint8))
+    pack(train, tmp_path / "out", validation=held, validation_labels=write_npy(tmp_path / "l.npy", np.array([1, 0])))
+    assert labelled(tmp_path / "out", "validation") == {5: "dog", 6: "cat"}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepex.data.manifest import Manifest
-from deepex.data.packing.check import check_agreement, class_names
+from deepex.data.packing.check import check_agreement, class_names, with_validation
 from deepex.data.packing.command import pack_command
 from deepex.data.packing.config import PackConfig
 from deepex.data.packing.crew import Crew, Progress
@@ -65,7 +65,7 @@ def pack(
                 raise DataError(f"validation labels {held_labels} were given without validation images; name their file too")
             return source
         other = open_source(held, replace(reading, labels=held_labels or _same_labels(reading)))
-        return replace(source, validation=other.train)
+        return with_validation(source, other)
 
     site = Site(out, comm)
     with site.at_work():

@@ -1,11 +1,39 @@
 """Whether the parts of a source and the names of their classes fit together."""
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
-from deepex.data.source.base import Source
+import numpy as np
+
+from deepex.data.source.base import Images, Source
+from deepex.data.source.layout import listed
 from deepex.errors import DataError
 
 _MOST_UNNAMED_CLASSES = 100_000
+
+
+def with_validation(source: Source, other: Source) -> Source:
+    """`source` with the samples of `other` for validation; its classes are found by their names where both sources have names."""
+    if source.classes is None or other.classes is None:
+        return replace(source, validation=other.train)
+    unknown = [name for name in other.classes if name not in source.classes]
+    if unknown:
+        raise DataError(
+            f"the validation samples ({other.train.name(0)}, …) have the class {listed(unknown)}, which the train samples do not "
+            f"have; they have {listed(list(source.classes))}: correct the name, or take the class out"
+        )
+    return replace(source, validation=_renumbered(other.train, other.classes, source.classes))
+
+
+def _renumbered(images: Images, classes: Sequence[str], order: Sequence[str]) -> Images:
+    """`images`, whose labels are places in `classes`, with the places of these names in `order`."""
+    if images.labels is None or tuple(classes) == tuple(order):
+        return images
+    numbers = {name: number for number, name in enumerate(order)}
+    made = copy.copy(images)
+    made.labels = np.array([numbers[name] for name in classes], np.int64)[images.labels]
+    return made
 
 
 def class_names(source: Source, classes: Sequence[str] | None) -> tuple[str, ...]:
