@@ -231,6 +231,29 @@ def test_a_validation_source_of_numbers_keeps_them(tmp_path: Path) -> None:
     assert labelled(tmp_path / "out", "validation") == {5: "dog", 6: "cat"}
 
 
+@pytest.mark.parametrize("write", [write_images, write_matrices, write_list])
+def test_names_of_classes_number_them_or_rename_them(tmp_path: Path, write: Callable[..., Path]) -> None:
+    source = write(tmp_path / "tr", {"cat": [1, 2], "dog": [3, 4]})
+    held = write(tmp_path / "va", {"dog": [5]})
+    right = {1: "cat", 2: "cat", 3: "dog", 4: "dog"}
+    manifest = pack(source, tmp_path / "turned", validation=held, classes=["emu", "dog", "cat"])
+    assert manifest.classes == ("emu", "dog", "cat")
+    assert labelled(tmp_path / "turned", "train") == right
+    assert labelled(tmp_path / "turned", "validation") == {5: "dog"}
+    assert "--classes emu,dog,cat" in manifest.source["command"]
+    pack(source, tmp_path / "new", validation=held, classes=["Katze", "Hund"])
+    assert labelled(tmp_path / "new", "train") == {1: "Katze", 2: "Katze", 3: "Hund", 4: "Hund"}
+    assert labelled(tmp_path / "new", "validation") == {5: "Hund"}
+    for names, words in (
+        (["dog", "Katze"], "without cat of the source's classes cat, dog; give all"),
+        (["a", "b", "c"], "gives 3 names, a, b, c, without cat, dog of"),
+        (["a"], "gives 1 names, a, without"),
+        (["cat", "dog", "cat"], "a name is twice"),
+    ):
+        with pytest.raises(DataError, match=words):
+            pack(source, tmp_path / "no", classes=names)
+
+
 @pytest.mark.parametrize(
     ("shape", "layout", "expected", "chosen"),
     [

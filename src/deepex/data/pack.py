@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepex.data.manifest import Manifest
-from deepex.data.packing.check import check_agreement, class_names, with_validation
+from deepex.data.packing.check import check_agreement, class_names, numbered_by, with_validation
 from deepex.data.packing.command import pack_command
 from deepex.data.packing.config import PackConfig
 from deepex.data.packing.crew import Crew, Progress
@@ -63,15 +63,21 @@ def pack(
         if held is None:
             if held_labels is not None:
                 raise DataError(f"validation labels {held_labels} were given without validation images; name their file too")
-            return source
+            return numbered_by(source, packing.classes)
         other = open_source(held, replace(reading, labels=held_labels or _same_labels(reading)))
-        return with_validation(source, other)
+        return numbered_by(with_validation(source, other), packing.classes)
 
     site = Site(out, comm)
     with site.at_work():
         source = site.find(find)
         command = pack_command(
-            path, reading, packing, held_out=held, held_out_labels=held_labels, own_validation=source.validation is not None
+            path,
+            reading,
+            packing,
+            held_out=held,
+            held_out_labels=held_labels,
+            own_validation=source.validation is not None,
+            numbered=packing.classes == source.classes,
         )
         packing = replace(packing, name=packing.name or path.absolute().name.split(".")[0] or "dataset")
         work: dict[str, Any] = {"overwrite": overwrite, "workers": workers, "progress": progress}

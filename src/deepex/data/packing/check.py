@@ -26,6 +26,26 @@ def with_validation(source: Source, other: Source) -> Source:
     return replace(source, validation=_renumbered(other.train, other.classes, source.classes))
 
 
+def numbered_by(source: Source, names: Sequence[str] | None) -> Source:
+    """`source` with its classes numbered as `names` has them; where none of its classes is among `names`, they are new names."""
+    if names is None or source.classes is None:
+        return source
+    unknown = [name for name in source.classes if name not in names]
+    if unknown == list(source.classes) and len(names) == len(unknown):
+        return source
+    if unknown:
+        raise DataError(
+            f"--classes gives {len(names)} names, {listed(list(names))}, without {listed(unknown)} of the source's classes "
+            f"{listed(list(source.classes))}; give all of these in the order wanted, or a new name for each of them"
+        )
+    if len(set(names)) < len(names):
+        raise DataError(f"--classes gives {listed(list(names))}, where a name is twice; give each class one name")
+    parts = (source.train, source.validation)
+    train, validation = (None if one is None else _renumbered(one, source.classes, names) for one in parts)
+    assert train is not None
+    return replace(source, train=train, validation=validation, classes=tuple(names))
+
+
 def _renumbered(images: Images, classes: Sequence[str], order: Sequence[str]) -> Images:
     """`images`, whose labels are places in `classes`, with the places of these names in `order`."""
     if images.labels is None or tuple(classes) == tuple(order):

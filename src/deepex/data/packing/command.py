@@ -17,10 +17,12 @@ def pack_command(
     held_out: Path | None,
     held_out_labels: str | None,
     own_validation: bool,
+    numbered: bool,
 ) -> str:
     """Write the command that makes the same samples in the same order. Names of files only: a path would tell of the user.
 
-    `own_validation`: the source, or another one, had validation samples, so that no share was set aside.
+    `own_validation`: the source, or another one, had validation samples, so that no share was set aside. `numbered`: the names of
+    the classes gave them their numbers.
     """
     given: dict[str, Any] = {}
     for config, default in ((reading, SourceConfig()), (packing, PackConfig())):
@@ -31,6 +33,8 @@ def pack_command(
         }
     for key in ("name", "license", "classes"):
         given.pop(key, None)
+    if numbered and packing.classes is not None:
+        given["classes"] = "@FILE" if any("," in name for name in packing.classes) else ",".join(packing.classes)
     if own_validation:
         given["validation"] = held_out
         given["validation_labels"] = held_out_labels

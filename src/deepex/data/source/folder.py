@@ -199,11 +199,11 @@ def _join(folder: bytes, name: bytes) -> bytes:
     return folder + b"/" + name if folder else name
 
 
-def read_list(path: Path, *, root: Path | None = None, classes: tuple[str, ...] | None = None) -> Listing:
+def read_list(path: Path, *, root: Path | None = None) -> Listing:
     """Read a list file, one image a line: `path label`, `path,label` or `path`; `#` begins a line of comment.
 
-    Paths are relative to `root`, or else to the folder of the list. Labels are class numbers from 0, or names: those of `classes`
-    if it is given, otherwise the names that occur, sorted.
+    Paths are relative to `root`, or else to the folder of the list. Labels are class numbers from 0, or names, which are numbered
+    in their order.
     """
     root = path.parent if root is None else root
     names = Names()
@@ -232,7 +232,7 @@ def read_list(path: Path, *, root: Path | None = None, classes: tuple[str, ...] 
     layout = f"the list {printable(path.name)}"
     if not labels[0]:
         return Listing(root=root, names=names, layout=layout)
-    values, found = _labels(path, labels, lines, classes)
+    values, found = _labels(path, labels, lines)
     return Listing(root=root, names=names, labels=values, classes=found, layout=layout)
 
 
@@ -262,27 +262,22 @@ def _parse_line(line: str) -> tuple[str, str]:
     return (path.strip(), label) if path else (line, "")
 
 
-def _labels(
-    path: Path, labels: list[str], lines: "array[int]", classes: tuple[str, ...] | None
-) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+def _labels(path: Path, labels: list[str], lines: "array[int]") -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
     """Class numbers, and the classes' names if the labels are names."""
     if _is_number(labels[0]):
-        most = _MOST_CLASSES if classes is None else len(classes)
         for number, label in zip(lines, labels, strict=True):
             if not _is_number(label):
                 raise _line_error(
                     path, number, f"label {printable(label)} is no integer, but that of line {lines[0]} is; use one kind"
                 )
-            if not 0 <= int(label) < most:
-                raise _line_error(path, number, f"label {label} is out of range; there are the classes 0 to {most - 1}: correct it")
-        return np.array([int(label) for label in labels], np.int64), classes
-    known = sorted(set(map(printable, labels))) if classes is None else classes
+            if not 0 <= int(label) < _MOST_CLASSES:
+                raise _line_error(path, number, f"label {label} is out of range; it must be 0 to {_MOST_CLASSES - 1}: correct it")
+        return np.array([int(label) for label in labels], np.int64), None
+    known = sorted(set(map(printable, labels)))
     table = {name: number for number, name in enumerate(known)}
     for number, label in zip(lines, labels, strict=True):
-        if _is_number(label) and (classes is None or label not in table):
+        if _is_number(label):
             raise _line_error(path, number, f"label {label} is an integer, but that of line {lines[0]} is a name; use one kind")
-        if printable(label) not in table:
-            raise _line_error(path, number, f"label {printable(label)} is none of the {len(table)} classes; correct it")
     return np.array([table[printable(label)] for label in labels], np.int64), tuple(known)
 
 
