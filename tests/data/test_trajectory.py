@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from deepex.data.source import trajectory
+from deepex.data.source import SourceConfig, open_source, trajectory
 from deepex.data.source.base import Bad, Images
 from deepex.data.source.trajectory import open_trajectory
 from deepex.errors import DataError
@@ -158,6 +158,31 @@ def test_the_files_and_choices_are_described(tmp_path: Path) -> None:
         "periodic": False,
         "atoms": 4,
     }
+
+
+def test_a_folder_gives_its_trajectories_without_the_topology(tmp_path: Path) -> None:
+    config = SourceConfig(topology=topology(tmp_path))
+    with pytest.raises(DataError, match="has no trajectory"):
+        open_source(tmp_path, config)
+    for name, count in (("train-00000.dcd", 3), ("train-00001.dcd", 2)):
+        write(tmp_path / name, chain(count))
+    (tmp_path / ".half.pdb").write_text("")
+    source = open_source(tmp_path, config)
+    assert (source.train.count, source.validation) == (5, None)
+    for name, count in (("validation-00000.dcd", 4), ("validation-00001.xtc", 2)):
+        write(tmp_path / name, chain(count, seed=1))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    source = open_source(link, config)
+    assert source.validation is not None
+    assert (source.train.count, source.validation.count) == (5, 6)
+    assert source.validation.description["topology"] == "topology.pdb"
+    found, bad = read(source.validation, range(6))
+    assert bad == []
+    agree(found, np.concatenate([chain(4, seed=1), chain(2, seed=1)]), 8.0)
+    write(tmp_path / "more.dcd", chain(1))
+    source = open_source(tmp_path, config)
+    assert (source.train.count, source.validation) == (12, None)
 
 
 def test_a_selection_may_ask_for_coordinates(tmp_path: Path) -> None:

@@ -204,14 +204,20 @@ def _beginning(path: Path) -> str:
 def _open_trajectory(path: Path, config: SourceConfig) -> Source:
     from deepex.data.source.trajectory import open_trajectory
 
-    paths = [path]
-    if path.is_dir():
-        paths = sorted(path / name for name in os.listdir(path) if name.lower().endswith(_TRAJECTORY_SUFFIXES))
-        if not paths:
-            raise DataError(f"{path} has no trajectory; give a folder with files such as .dcd, .xtc or .trr")
     assert config.topology is not None
+    train, held = _trajectories(path, config.topology) if path.is_dir() else ([path], [])
     options: dict[str, Any] = {"select": config.select, "cutoff": config.cutoff, "stride": config.stride, "pbc": config.periodic}
-    return open_trajectory(config.topology, paths, **options)
+    return open_trajectory(config.topology, train, held, **options)
+
+
+def _trajectories(folder: Path, topology: Path) -> tuple[list[Path], list[Path]]:
+    """The trajectories in a folder, and those for validation if all are named train-… or validation-…; no topology is one."""
+    names = sorted(name for name in os.listdir(folder) if name.lower().endswith(_TRAJECTORY_SUFFIXES) and not name.startswith("."))
+    paths = [folder / name for name in names if (folder / name).resolve() != topology.resolve()]
+    if not paths:
+        raise DataError(f"{folder} has no trajectory; give a folder with files such as .dcd, .xtc or .trr")
+    train, held = ([path for path in paths if path.name.startswith(part)] for part in ("train-", "validation-"))
+    return (train, held) if train and held and len(train) + len(held) == len(paths) else (paths, [])
 
 
 def _reshaped(source: Source, config: SourceConfig) -> Source:

@@ -210,6 +210,7 @@ def _periodic_contacts(places: NDArray[Any], box: NDArray[Any], cutoff: float, o
 def open_trajectory(
     topology: Path,
     trajectories: Sequence[Path],
+    validation: Sequence[Path] = (),
     *,
     select: str = "name CA",
     cutoff: float = 8.0,
@@ -225,11 +226,12 @@ def open_trajectory(
         raise DataError("no trajectory was given; name at least one file")
     universe = _universe(topology)
     total = len(universe.atoms)
-    files = [_frames(path, topology, total) for path in trajectories]
+    files, held = ([_frames(path, topology, total) for path in paths] for paths in (trajectories, validation))
     atoms = _select(universe, topology, select, files[0])
-    train = TrajectoryImages(files, atoms, total, cutoff=cutoff, stride=stride, pbc=pbc)
-    train.description |= {"topology": topology.name, "select": select, "periodic": pbc, "atoms": len(atoms)}
-    return Source(train=train)
+    parts = [TrajectoryImages(part, atoms, total, cutoff=cutoff, stride=stride, pbc=pbc) for part in (files, held) if part]
+    for part in parts:
+        part.description |= {"topology": topology.name, "select": select, "periodic": pbc, "atoms": len(atoms)}
+    return Source(train=parts[0], validation=parts[1] if held else None)
 
 
 def _universe(topology: Path) -> Any:
