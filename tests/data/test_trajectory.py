@@ -1,4 +1,4 @@
-"""Trajectories as contact maps: files written by OpenMM (DCD, XTC, PDB) and by MDAnalysis's own writer (TRR)."""
+"""Trajectories as contact maps: files written by OpenMM (DCD, XTC, PDB), by MDAnalysis's own writer (TRR) or as text."""
 
 import multiprocessing
 import os
@@ -183,6 +183,38 @@ def test_a_folder_gives_its_trajectories_without_the_topology(tmp_path: Path) ->
     write(tmp_path / "more.dcd", chain(1))
     source = open_source(tmp_path, config)
     assert (source.train.count, source.validation) == (12, None)
+
+
+def write_by_hand(path: Path, frames: Array) -> Path:
+    """As LAMMPS (`dump … custom … id type x y z`) and Amber print; NetCDF by MDAnalysis, under a name that it does not know."""
+    if path.suffix == ".netcdf":
+        return write_with_mdanalysis(path.with_suffix(".nc"), frames, [BOX] * len(frames)).rename(path)
+    if path.suffix in {".mdcrd", ".crdbox"}:
+        text = "made for a test\n"
+        for frame in frames:
+            values = [f"{value:8.3f}" for value in frame.ravel()]
+            text += "".join("".join(values[at : at + 10]) + "\n" for at in range(0, len(values), 10))
+            text += "".join([f"{BOX:8.3f}"] * 3) + "\n" if path.suffix == ".crdbox" else ""
+    else:
+        head = "ITEM: TIMESTEP\n{}\nITEM: NUMBER OF ATOMS\n{}\nITEM: BOX BOUNDS pp pp pp\n" + f"0.0 {BOX}\n" * 3
+        text = ""
+        for number, frame in enumerate(frames):
+            text += head.format(number, len(frame)) + "ITEM: ATOMS id type x y z\n"
+            text += "".join(f"{atom} 1 {x} {y} {z}\n" for atom, (x, y, z) in enumerate(frame.tolist(), 1))
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["lammpstrj", "lammpsdump", "mdcrd", "crdbox", "netcdf"])
+def test_more_formats_are_found_in_a_folder_and_read(tmp_path: Path, kind: str) -> None:
+    write_by_hand(tmp_path / f"a.{kind}", chain(3))
+    write_by_hand(tmp_path / f"b.{kind}", chain(2, seed=1))
+    with pytest.raises(DataError, match=rf"a\.{kind} is a trajectory, .* --topology"):
+        open_source(tmp_path / f"a.{kind}")
+    source = open_source(tmp_path, SourceConfig(topology=topology(tmp_path)))
+    found, bad = read(source.train, range(source.train.count))
+    assert bad == []
+    agree(found, np.concatenate([chain(3), chain(2, seed=1)]), 8.0)
 
 
 def test_a_selection_may_ask_for_coordinates(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from deepex.data.source.gromacs import SUFFIXES, scan, xtc_overflows
 from deepex.errors import DataError
 
 _BLOCK: Final = 1000
+_FORMATS: Final = {".lammpstrj": "LAMMPSDUMP", ".netcdf": "NCDF"}  # usual names that MDAnalysis does not know
 _MOST_WALKED: Final = 1000  # atoms up to which the looking through of XTC frames costs less than their decoding
 _SERIES: Final = 4  # frames in a row that are worth a call of their own
 _PIECE_BYTES: Final = 2 << 20  # of squared distances, so that they stay in the cache of a core
@@ -335,17 +336,18 @@ def _opened(path: Path, total: int | None, offsets: NDArray[np.int64] | None) ->
     """
     from MDAnalysis.core._get_readers import get_reader_for
 
-    kind = get_reader_for(str(path))
+    kind = get_reader_for(str(path), format=_FORMATS.get(path.suffix.lower()))
     reader = kind.__new__(kind)
-    reader._auxs, reader.close = {}, lambda: None
+    reader._auxs = {}
     reader._load_offsets = lambda: None if offsets is None else reader._xdr.set_offsets(offsets)
     try:
         reader.__init__(str(path), **({} if total is None else {"n_atoms": total}))
     except _ERRORS:
         with suppress(*_ERRORS):
             kind.close(reader)
+        reader.close = lambda: None
         raise
-    del reader.close, reader._load_offsets
+    del reader._load_offsets
     if offsets is not None:
 
         def read_frame(frame: int) -> Any:
