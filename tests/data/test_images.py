@@ -534,6 +534,31 @@ def test_train_and_validation_have_the_same_classes(tmp_path: Path) -> None:
         find_images(tmp_path)
 
 
+@pytest.mark.parametrize("held", ["validation", "val", "valid", "test"])
+def test_every_name_of_a_validation_folder_is_known(tmp_path: Path, held: str) -> None:
+    for part in ("train", held):
+        write_classes(tmp_path / "classes" / part, a=2, b=1)
+        write_classes(tmp_path / "flat", **{part: 2})
+    train, validation = find_images(tmp_path / "classes")
+    assert validation is not None
+    assert train.classes == validation.classes == ("a", "b")
+    train, validation = find_images(tmp_path / "flat")
+    assert validation is not None
+    assert (train.classes, listed(validation)) == (None, [f"{held}/0.png", f"{held}/1.png"])
+
+
+def test_train_alone_is_the_source_and_validation_alone_is_refused(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", a=2, b=1)
+    train, validation = find_images(tmp_path)
+    assert (train.classes, validation) == (("a", "b"), None)
+    (tmp_path / "train").rename(tmp_path / "val")
+    with pytest.raises(DataError, match="has no folder train beside val, which is for validation"):
+        find_images(tmp_path)
+    (tmp_path / "plane").mkdir()
+    (tmp_path / "plane" / "0.png").write_bytes(png(noise(4, 5, 3)))
+    assert find_images(tmp_path)[0].classes == ("plane", "val")
+
+
 def test_links_in_a_circle_end_and_take_no_files_of_other_classes(tmp_path: Path) -> None:
     write_classes(tmp_path, a=1, b=1)
     (tmp_path / "a" / "up").symlink_to(tmp_path)

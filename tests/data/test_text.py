@@ -134,6 +134,31 @@ def test_class_folders_are_labels(tmp_path: Path) -> None:
         open_text(tmp_path)
 
 
+@pytest.mark.parametrize("held", ["validation", "val", "valid", "test"])
+@pytest.mark.parametrize("inner", ["", "a"])
+def test_train_and_validation_are_parts_and_not_classes(tmp_path: Path, held: str, inner: str) -> None:
+    for number, part in enumerate(("train", "train", held)):
+        (tmp_path / part / inner).mkdir(parents=True, exist_ok=True)
+        np.savetxt(tmp_path / part / inner / f"{number}.dat", np.full((2, 2), number + (part == held) / 2))
+        if part == "train":
+            assert open_text(tmp_path).validation is None
+    source = open_text(tmp_path, dtype="float32")
+    assert source.validation is not None
+    assert source.classes == (("a",) if inner else None)
+    assert whole(source.train)[:, 0, 0].tolist() == [0, 1]
+    assert whole(source.validation)[:, 0, 0].tolist() == [2.5]
+    assert (source.validation.labels is None) == (not inner)
+    assert [entry.reason for entry in read(open_text(tmp_path).validation, [0])[1]] == [  # type: ignore[arg-type]
+        "line 1 has 2.500000000000000000e+00, but the first matrices hold integers from 0 to 255 only; pack with --dtype float32"
+    ]
+    (tmp_path / held / "b").mkdir()
+    np.savetxt(tmp_path / held / "b" / "0.dat", np.zeros((2, 2)))
+    with pytest.raises(
+        DataError, match="class b has a folder for validation but none for train" if inner else "beside the folders"
+    ):
+        open_text(tmp_path)
+
+
 GOOD = "1 2\n3 4\n"
 BAD = {
     "1 2\n3\n": "line 2 has 1 numbers, where 2 are expected",

@@ -21,11 +21,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from deepex.data.source.part import check_same_classes, part_folders
 from deepex.errors import DataError
 
 SUFFIXES = (b".png", b".jpg", b".jpeg", b".jpe")
-_TRAIN = b"train"
-_VALIDATION = (b"val", b"validation", b"test")  # the first that is there
 _SUFFIX_AND_LABEL = re.compile(r"(?P<path>.*\.(?:png|jpe?g|jpe))(?:\s*,\s*|\s+)(?P<label>.+)", re.IGNORECASE)
 _MOST_CLASSES = 100_000  # of those that have numbers only
 _HIDDEN, _TWICE = "hidden", "folders reached twice"
@@ -71,17 +70,18 @@ def printable(name: str | bytes) -> str:
 
 
 def find_images(root: Path) -> tuple[Listing, Listing | None]:
-    """List the images under `root`, and those for validation if it has folders train/ and val/, validation/ or test/."""
+    """List the images under `root`, and those for validation if it has folders train/ and validation/, val/, valid/ or test/."""
     walk = _Walk(root)
     files, folders = walk.scan(b"")
-    held = next((name for name in _VALIDATION if name in folders), None)
-    if _TRAIN in folders and held is not None and not files:
-        unused = Counter({f"folder {printable(name)}": 1 for name in folders if name not in (_TRAIN, held)})
-        train, validation = (_find_part(root, name) for name in (_TRAIN, held))
-        train.ignored.update(walk.ignored + unused)
-        _check_same_classes(train, validation, root)
-        return train, validation
-    return _find_part(root, b""), None
+    parts = None if files else part_folders([os.fsdecode(name) for name in folders], root)
+    if parts is None:
+        return _find_part(root, b""), None
+    train, validation = (None if part is None else _find_part(root, os.fsencode(part)) for part in parts)
+    assert train is not None
+    train.ignored.update(walk.ignored + Counter(f"folder {printable(name)}" for name in folders if os.fsdecode(name) not in parts))
+    if validation is not None:
+        check_same_classes(train.classes, validation.classes, root)
+    return train, validation
 
 
 def _find_part(root: Path, prefix: bytes) -> Listing:
@@ -108,21 +108,6 @@ def _find_part(root: Path, prefix: bytes) -> Listing:
         ignored=walk.ignored,
         layout="one folder per class",
     )
-
-
-def _check_same_classes(train: Listing, validation: Listing, root: Path) -> None:
-    pair = {"train": train.classes, "validation": validation.classes}
-    if None in pair.values() and train.classes != validation.classes:
-        flat = next(part for part, classes in pair.items() if classes is None)
-        raise DataError(f"{root}: the {flat} images have no class folders, but the others have; give both or neither class folders")
-    for here, there in (("train", "validation"), ("validation", "train")):
-        alone = sorted(set(pair[here] or ()) - set(pair[there] or ()))
-        if alone:
-            more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
-            raise DataError(
-                f"{root}: class {', '.join(alone[:3])}{more} has a folder for {here} but none for {there}; both need the same "
-                "classes: add the folder, or take the class out"
-            )
 
 
 class _Walk:

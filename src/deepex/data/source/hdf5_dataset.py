@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from deepex.data.source.layout import listed
+from deepex.data.source.part import HELD_OUT
 from deepex.errors import DataError
 
 # All that h5py was seen to raise for damaged files: of these SystemError is for names that are not UTF-8.
@@ -33,7 +34,6 @@ _PAIRS: Final = (
     ("{}/x", "{}/y"),
     ("{}_images", "{}_labels"),
 )
-_HELD_OUT: Final = ("validation", "val", "valid", "test")
 _SINGLE: Final = (("images", "labels"), ("data", "labels"), ("data", "label"), ("x", "y"), ("X", "y"))
 
 
@@ -104,7 +104,7 @@ def _usual(file: Any) -> Names | None:
     for pair in _PAIRS:
         images, labels = (name.format("train") for name in pair)
         if _has(file, images):
-            held = [part for part in _HELD_OUT if _has(file, pair[0].format(part))]
+            held = [part for part in HELD_OUT if _has(file, pair[0].format(part))]
             held_pair = tuple(name.format(held[0]) for name in pair) if held else (None, None)
             return Names(*(name if name and _has(file, name) else None for name in (images, labels, *held_pair)))  # type: ignore[arg-type]
     present = [pair for pair in _SINGLE if _has(file, pair[0])]

@@ -23,6 +23,7 @@ from typing_extensions import override
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.layout import listed
 from deepex.data.source.matrix import MARK, MOST_BYTES, Form, Number, Text, decide, fields_of, fill
+from deepex.data.source.part import check_same_classes, part_folders
 from deepex.errors import DataError
 
 SUFFIXES: Final = (".txt", ".dat", ".csv", ".asc")
@@ -150,7 +151,10 @@ def shown(path: Path) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def _open_folder(folder: Path, shape: tuple[int, int] | None, dtype: Number | None) -> Source:
+def _open_folder(root: Path, shape: tuple[int, int] | None, dtype: Number | None) -> Source:
+    files, _, folders = _sorted_files(root)
+    parts = None if files else part_folders(folders, root)
+    folder = root if parts is None else root / parts[0]
     names, classes, other = _find(folder)
     first = {}
     for number, name in enumerate(names[:_FIRST]):
@@ -159,10 +163,23 @@ def _open_folder(folder: Path, shape: tuple[int, int] | None, dtype: Number | No
         except DataError:  # told when it is read
             continue
     form = decide(first, shape, dtype, f"{shown(folder)} (the first files, from {shown(folder / names[0])})")
+    train = TextFiles(folder, names, _labels(names, classes), form, other)
+    if parts is None or parts[1] is None:
+        return Source(train=train, classes=_names(classes))
+    train.description["other_files"] += len(folders) - len(parts)
+    names, found, other = _find(root / parts[1])
+    check_same_classes(_names(classes), _names(found), root)
+    held = TextFiles(root / parts[1], names, _labels(names, found), form, other)
+    return Source(train=train, validation=held, classes=_names(classes))
+
+
+def _names(classes: Sequence[str]) -> tuple[str, ...] | None:
+    return tuple(shown(Path(name)) for name in classes) or None
+
+
+def _labels(names: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64] | None:
     numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.array([numbers[os.path.dirname(name)] for name in names]) if classes else None
-    train = TextFiles(folder, names, labels, form, other)
-    return Source(train=train, classes=tuple(shown(Path(name)) for name in classes) or None)
+    return np.array([numbers[os.path.dirname(name)] for name in names]) if classes else None
 
 
 def _find(folder: Path) -> tuple[list[str], list[str], int]:
