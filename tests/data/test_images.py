@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from deepex.data.geometry import Geometry
+from deepex.data.source import open_source
 from deepex.data.source.base import UnreadableError
 from deepex.data.source.decode import REPLICATED, Target, decode
 from deepex.data.source.folder import Listing, find_images, read_list
@@ -455,6 +456,26 @@ def test_what_is_not_given_is_taken_from_the_first_readable_file(tmp_path: Path)
     given_all = ImageFiles(find_images(tmp_path)[0], geometry=Geometry(crop=(2, 2)), channels=3, dtype=U8)
     assert (given_all.shape, given_all.dtype) == ((2, 2, 3), U8)
     assert given_all.description["decided"] is None
+
+
+def test_most_of_the_first_files_decide_and_not_the_very_first(tmp_path: Path) -> None:
+    for number in range(20):
+        odd = {0: noise(8, 6, 1, 65535), 2: noise(8, 6, 3), 3: noise(5, 5, 1)}.get(number)
+        (tmp_path / f"{number:02}.png").write_bytes(png(noise(6, 8, 3) if odd is None else odd, 16 if number == 0 else 8))
+    (tmp_path / "01.png").write_bytes(b"")
+    images = ImageFiles(find_images(tmp_path)[0], geometry=Geometry())
+    assert (images.shape, images.dtype) == ((6, 8, 3), U8)
+    assert images.description["decided"] == "channels, dtype, size from most of 16 files, from 00.png on"
+    assert [entry.place for entry in read_all(images)[1]] == [0, 1, 2, 3]
+
+
+def test_what_train_images_decide_holds_for_validation_images(tmp_path: Path) -> None:
+    for name, size in (("train/0", (6, 8)), ("train/1", (6, 8)), ("val/0", (8, 6)), ("val/1", (6, 8))):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.png").write_bytes(png(noise(*size, 3)))
+    source = open_source(tmp_path)
+    assert source.validation is not None
+    assert source.validation.shape == (6, 8, 3)
 
 
 def test_each_bad_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:

@@ -208,6 +208,14 @@ def test_a_first_file_with_two_matrices_does_not_decide_on_the_size(tmp_path: Pa
     assert out[1:, ..., 0].tolist() == [[[1, 2], [3, 4]]] * 2
 
 
+def test_most_of_the_first_files_decide_on_the_size(tmp_path: Path) -> None:
+    for number in range(9):
+        np.savetxt(tmp_path / f"{number}.txt", np.full((2, 2), 7) if number > 2 else np.full((3, 3), 0.5), fmt="%g")
+    images = open_text(tmp_path).train
+    assert (images.shape, images.dtype) == ((2, 2, 1), np.uint8)
+    assert [entry.place for entry in read(images, range(9))[1]] == [0, 1, 2]
+
+
 def test_a_bad_matrix_in_a_file_of_many_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "all.dat"
     path.write_text(f"{GOOD}\n{GOOD}\n1 2\n3 x\n\n{GOOD}\n9 9\n\n{GOOD}")

@@ -146,8 +146,8 @@ def _open_images(train: "Listing", validation: "Listing | None", config: SourceC
     first = ImageFiles(train, **options)
     if validation is None:
         return Source(train=first, classes=train.classes)
-    # What was decided from the first train image holds for the validation images too.
-    options |= {"channels": first.shape[2], "dtype": first.dtype}
+    # What was decided from the first train images holds for the validation images too.
+    options |= {"size": first.shape[:2], "channels": first.shape[2], "dtype": first.dtype}
     return Source(train=first, validation=ImageFiles(validation, **options), classes=train.classes)
 
 

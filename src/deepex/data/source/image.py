@@ -6,14 +6,15 @@
     bad = images.read(np.array([0, 7]), out)
     images.notes                                              # Counter({'monochrome, replicated to 3 channels': 1})
 
-Channels, dtype and size that are not given are those of the first file that can be read.
+Channels, dtype and size that are not given are those of most of the first files that can be read.
 """
 
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +25,19 @@ from deepex.data.source.decode import MOST_PIXELS, Header, Target, decode, read_
 from deepex.data.source.folder import Listing, printable
 from deepex.errors import DataError
 
+_FIRST = 16  # files that decide
 _MOST_TRIED = 100
 _MOST_PIXEL_BYTES = 8  # 16-bit RGBA, not compressed
 _MOST_OTHER_BYTES = 64 << 20  # profiles, thumbnails, text
+_Thing = TypeVar("_Thing")
 
 
 @final
 class ImageFiles(Images):
-    """The files of a listing. `notes` counts what read() replicated or converted; whoever wants it per call resets it."""
+    """The files of a listing; `size` is height and width after `geometry`.
+
+    `notes` counts what read() replicated or converted; whoever wants it per call resets it.
+    """
 
     block = 1
     busy = True
@@ -43,6 +49,7 @@ class ImageFiles(Images):
         geometry: Geometry,
         channels: int | None = None,
         dtype: np.dtype[Any] | None = None,
+        size: tuple[int, int] | None = None,
         convert: bool = False,
         max_pixels: int = MOST_PIXELS,
     ) -> None:
@@ -53,14 +60,15 @@ class ImageFiles(Images):
         self._root = os.fspath(listing.root)
         self._names = listing.names
         self._max_bytes = _MOST_PIXEL_BYTES * max_pixels + _MOST_OTHER_BYTES
-        size = geometry.crop or (geometry.resize if isinstance(geometry.resize, tuple) else None)
+        size = size or geometry.crop or (geometry.resize if isinstance(geometry.resize, tuple) else None)
         given = {"channels": channels, "dtype": dtype, "size": size}
         decided = [key for key, value in given.items() if value is None]
         if channels is None or dtype is None or size is None:
-            first, header = self._first_readable(max_pixels)
-            channels = channels or (1 if header.channels == 1 else 3)
-            dtype = np.dtype(np.float32 if header.is_deep_grey else np.uint8) if dtype is None else dtype
-            size = size or geometry.size(header.height, header.width)
+            first = self._first_readable(max_pixels)
+            channels = channels or _most(1 if header.channels == 1 else 3 for header in first.values())
+            is_deep = _most(header.is_deep_grey for header in first.values())
+            dtype = np.dtype(np.float32 if is_deep else np.uint8) if dtype is None else dtype
+            size = size or _most(geometry.size(header.height, header.width) for header in first.values())
         self.dtype = np.dtype(dtype)
         self.shape = (*size, channels)
         self._target = Target(
@@ -76,7 +84,7 @@ class ImageFiles(Images):
             "resampling": "bilinear, antialiased" if geometry.resize is not None else None,
             "convert": convert,
             "exif_orientation": "ignored",
-            "decided": f"{', '.join(decided)} from {self.name(first)}" if decided else None,
+            "decided": f"{', '.join(decided)} from {self._named(first)}" if decided else None,
         }
 
     def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
@@ -115,14 +123,28 @@ class ImageFiles(Images):
         if status.st_size > self._max_bytes:
             raise UnreadableError(f"it has {status.st_size} bytes, too many for an image within --max-pixels; leave it out")
 
-    def _first_readable(self, max_pixels: int) -> tuple[int, Header]:
-        reasons = []
+    def _first_readable(self, max_pixels: int) -> dict[int, Header]:
+        reasons: list[str] = []
+        found: dict[int, Header] = {}
         for number in range(min(self.count, _MOST_TRIED)):
             try:
-                return number, read_header(self._read_file(number), max_pixels)
+                found[number] = read_header(self._read_file(number), max_pixels)
             except UnreadableError as error:
                 reasons.append(f"{self.name(number)}: {error}")
-        raise DataError(f"none of the first {len(reasons)} files below {self._root} can be read; the first is {reasons[0]}")
+            if len(found) == _FIRST:
+                break
+        if not found:
+            raise DataError(f"none of the first {len(reasons)} files below {self._root} can be read; the first is {reasons[0]}")
+        return found
+
+    def _named(self, files: Iterable[int]) -> str:
+        first, *more = files
+        return f"most of {len(more) + 1} files, from {self.name(first)} on" if more else self.name(first)
+
+
+def _most(things: Iterable[_Thing]) -> _Thing:
+    """What occurs most often; of equals the first."""
+    return Counter(things).most_common(1)[0][0]
 
 
 def _check(channels: int | None, dtype: np.dtype[Any] | None, max_pixels: int) -> None:

@@ -11,6 +11,7 @@ each is looked at on its own, and the line that is wrong is found.
 """
 
 import re
+from collections import Counter
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ class Text(NamedTuple):
 
 
 def decide(texts: dict[int, Text], shape: tuple[int, int] | None, dtype: Number | None, where: str) -> Form:
-    """Take shape and type from the first matrices that can be read."""
+    """Take shape and type from most of the first matrices that can be read."""
     reasons, arrays = [], []
     for text in texts.values():
         try:
@@ -60,8 +61,9 @@ def decide(texts: dict[int, Text], shape: tuple[int, int] | None, dtype: Number 
             reasons.append(_fault(text, Form(lines, numbers, np.dtype(np.float32))))
     if not arrays:
         raise DataError(f"{where} cannot be read as matrices: {(reasons or ['no file can be opened'])[0]}")
-    is_bytes = all((array == np.clip(np.rint(array), 0, 255)).all() for array in arrays)
-    lines, numbers = arrays[0].shape
+    lines, numbers = Counter(array.shape for array in arrays).most_common(1)[0][0]  # of equals the first
+    alike = [array for array in arrays if array.shape == (lines, numbers)]
+    is_bytes = all((array == np.clip(np.rint(array), 0, 255)).all() for array in alike)
     return Form(lines, numbers, np.dtype(dtype or ("uint8" if is_bytes else "float32")))
 
 
