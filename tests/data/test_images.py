@@ -469,6 +469,36 @@ def test_most_of_the_first_files_decide_and_not_the_very_first(tmp_path: Path) -
     assert [entry.place for entry in read_all(images)[1]] == [0, 1, 2, 3]
 
 
+def grey(path: Path, value: int, bits: int) -> None:
+    kind, most = {8: (np.uint8, 255), 16: (np.uint16, 65535)}[bits]
+    Image.fromarray(np.full((4, 5), min(value, most), kind)).save(path, **({"quality": 100} if path.suffix == ".jpg" else {}))
+
+
+@pytest.mark.parametrize("deep_files", [1, 3])
+@pytest.mark.parametrize("dtype", [None, F4])
+def test_pictures_of_8_and_of_16_bits_do_not_mix_unseen(tmp_path: Path, deep_files: int, dtype: np.dtype[Any] | None) -> None:
+    grey(tmp_path / "0.png", 514, 16)
+    grey(tmp_path / "1.jpg", 2, 8)
+    grey(tmp_path / "2.png", 3, 8)
+    for number in range(3, 6):
+        grey(tmp_path / f"{number}.png", 1028, 16 if deep_files == 3 else 8)
+    listing = find_images(tmp_path)[0]
+    images = ImageFiles(listing, geometry=Geometry(), dtype=dtype)
+    is_deep = deep_files == 3
+    assert images.description["bits"] == (16 if is_deep else 8)
+    bad = {entry.place: entry.reason for entry in read_all(images)[1]}
+    assert sorted(bad) == ([1, 2] if is_deep else [0])
+    assert all("--convert" in reason for reason in bad.values())
+    assert ("it has 8 bits per value, and the dataset's images have 16" if is_deep else "16 bits per value, which") in min(
+        bad.values()
+    )
+    images = ImageFiles(listing, geometry=Geometry(), dtype=dtype, convert=True)
+    out, found = read_all(images)
+    assert found == []
+    assert out[:, 0, 0, 0].tolist() == ([514, 514, 771, 1028, 1028, 1028] if is_deep else [2, 2, 3, 255, 255, 255])
+    assert images.notes == Counter({"8 bits, times 257 for 16": 2} if is_deep else {"16 bits, reduced to the high byte": 1})
+
+
 def test_what_train_images_decide_holds_for_validation_images(tmp_path: Path) -> None:
     for name, size in (("train/0", (6, 8)), ("train/1", (6, 8)), ("val/0", (8, 6)), ("val/1", (6, 8))):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -254,6 +254,14 @@ def test_names_of_classes_number_them_or_rename_them(tmp_path: Path, write: Call
             pack(source, tmp_path / "no", classes=names)
 
 
+def test_train_and_validation_pictures_have_equally_many_bits(tmp_path: Path) -> None:
+    train, held = (write_images(tmp_path / name, {"a": [1, 2, 3]}) for name in ("tr", "va"))
+    for path in (train / "a").iterdir():
+        Image.fromarray(np.full((2, 3), 300, np.uint16)).save(path)
+    with pytest.raises(DataError, match="most train images have 16 bits per value, but most validation images"):
+        pack(train, tmp_path / "out", validation=held, dtype="float32")
+
+
 @pytest.mark.parametrize(
     ("shape", "layout", "expected", "chosen"),
     [

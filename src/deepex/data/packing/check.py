@@ -92,6 +92,12 @@ def check_agreement(source: Source) -> None:
             f"{train.name(0)} is of {train.dtype}, but the validation image {validation.name(0)} is of {validation.dtype}; both "
             "must be integers or both real numbers: convert one of them"
         )
+    bits = [one.description.get("bits") for one in (train, validation)]
+    if None not in bits and bits[0] != bits[1]:
+        raise DataError(
+            f"most train images have {bits[0]} bits per value, but most validation images ({validation.name(0)}, …) {bits[1]}; "
+            "they must have equally many: convert them"
+        )
     if (train.labels is None) != (validation.labels is None):
         without = train if train.labels is None else validation
         raise DataError(f"{without.name(0)} is without labels, but the other part has some; give labels to both or none")

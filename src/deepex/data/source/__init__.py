@@ -147,7 +147,7 @@ def _open_images(train: "Listing", validation: "Listing | None", config: SourceC
     if validation is None:
         return Source(train=first, classes=train.classes)
     # What was decided from the first train images holds for the validation images too.
-    options |= {"size": first.shape[:2], "channels": first.shape[2], "dtype": first.dtype}
+    options |= {"size": first.shape[:2], "channels": first.shape[2], "dtype": first.dtype, "depth": first.depth}
     return Source(train=first, validation=ImageFiles(validation, **options), classes=train.classes)
 
 

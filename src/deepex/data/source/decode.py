@@ -20,7 +20,7 @@ below the size that is asked for; the decoder is exact otherwise (no fast DCT, s
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,18 +50,20 @@ REPLICATED = "monochrome, replicated to 3 channels"
 _CMYK = ("it is CMYK, and a dataset holds monochrome or RGB", "CMYK, converted to RGB")
 _ALPHA = ("it has pixels that are not fully opaque, and a dataset holds no alpha", "alpha, laid over black")
 _DEEP = ("it has 16 bits per value, which {held}", "16 bits, reduced to the high byte")
+_SHALLOW = ("it has {depth} bits per value, and the dataset's images have 16", "8 bits, times 257 for 16")
 _ANIMATED = ("it is animated, and a sample is one image", "animated, first image taken")
 _COLOUR = ("it is in colour, and the dataset has 1 channel (--channels 3 keeps colour)", "colour, converted to monochrome")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a sample must be. `size` is (height, width) after `geometry`; None takes each file as it comes out."""
+    """What a sample must be: `size` (height, width) after `geometry`, `depth` bits per value; None takes each file as it is."""
 
     size: tuple[int, int] | None
     channels: int
     dtype: np.dtype[Any]
     geometry: Geometry
+    depth: Literal[8, 16] | None = None
     convert: bool = False
     max_pixels: int = MOST_PIXELS
 
@@ -183,6 +185,8 @@ def _decode_jpeg(data: bytes, header: Header, target: Target, done: list[str]) -
         _change(_CMYK, target, done)
     if header.channels > 1 and target.channels == 1:
         _change(_COLOUR, target, done)
+    if target.depth == 16:
+        _change(_SHALLOW, target, done, depth="8")
     eighths = _jpeg_scale(header, target.geometry)
     height, width = (-(-side * eighths // 8) for side in (header.height, header.width))
     space = "GRAY" if header.channels == 1 or target.channels == 1 else "RGB"
@@ -191,8 +195,7 @@ def _decode_jpeg(data: bytes, header: Header, target: Target, done: list[str]) -
         pixels = simplejpeg.decode_jpeg(data, space, min_height=height, min_width=width, buffer=memory)
     except ValueError as error:  # strict by default: what libjpeg warns of is raised as well
         raise UnreadableError(f"its JPEG data is damaged ({error}); restore it") from None
-    pixels = pixels.astype(target.dtype, copy=False)
-    return target.geometry.apply(pixels, original=(header.height, header.width), scale=eighths / 8)
+    return target.geometry.apply(_as_target(pixels, target), original=(header.height, header.width), scale=eighths / 8)
 
 
 def _jpeg_scale(header: Header, geometry: Geometry) -> int:
@@ -212,20 +215,33 @@ def _decode_png(png: Png, target: Target, done: list[str]) -> NDArray[Any]:
     if png.animated:
         _change(_ANIMATED, target, done)
     plain_grey = png.colour_type == 0
-    if png.depth == 16 and (target.dtype == np.uint8 or not plain_grey):
-        held = "the dataset (uint8) cannot hold (--dtype float32 keeps them)" if plain_grey else "only plain grey can keep"
-        _change(_DEEP, target, done, held=held)
+    if png.depth == 16 and (target.dtype == np.uint8 or target.depth == 8 or not plain_grey):
+        _change(_DEEP, target, done, held=_why_not_deep(target) if plain_grey else "only plain grey can keep")
+    elif target.depth == 16 and png.depth < 16:
+        _change(_SHALLOW, target, done, depth=str(png.depth))
     if png.channels > 1 and target.channels == 1:
         _change(_COLOUR, target, done)
     pixels, alpha = png_pixels(png)
-    if pixels.dtype == np.uint16 and target.dtype == np.uint8:
+    if pixels.dtype == np.uint16 and (target.dtype == np.uint8 or target.depth == 8):
         pixels = (pixels >> 8).astype(np.uint8)
     if alpha is not None and int(alpha.min()) < 255:
         _change(_ALPHA, target, done)
         pixels = ((pixels.astype(np.uint32) * alpha[..., np.newaxis] + 127) // 255).astype(pixels.dtype)
     if pixels.shape[2] > target.channels:
         pixels = _luma(pixels)
-    return target.geometry.apply(pixels.astype(target.dtype, copy=False))
+    return target.geometry.apply(_as_target(pixels, target))
+
+
+def _why_not_deep(target: Target) -> str:
+    if target.dtype == np.uint8:
+        return "the dataset (uint8) cannot hold (--dtype float32 keeps them)"
+    return "the dataset's images, of 8 bits, have not"
+
+
+def _as_target(pixels: NDArray[Any], target: Target) -> NDArray[Any]:
+    """In the type of the target; bytes, where it has 16 bits, spread over these."""
+    made = pixels.astype(target.dtype, copy=False)
+    return made * np.float32(257) if target.depth == 16 and pixels.dtype == np.uint8 else made
 
 
 def _luma(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -14,7 +14,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any, TypeVar, final
+from typing import Any, Literal, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ _Thing = TypeVar("_Thing")
 
 @final
 class ImageFiles(Images):
-    """The files of a listing; `size` is height and width after `geometry`.
+    """The files of a listing; `size` is height and width after `geometry`, `depth` the bits per value that all must have.
 
     `notes` counts what read() replicated or converted; whoever wants it per call resets it.
     """
@@ -50,6 +50,7 @@ class ImageFiles(Images):
         channels: int | None = None,
         dtype: np.dtype[Any] | None = None,
         size: tuple[int, int] | None = None,
+        depth: Literal[8, 16] | None = None,
         convert: bool = False,
         max_pixels: int = MOST_PIXELS,
     ) -> None:
@@ -63,16 +64,24 @@ class ImageFiles(Images):
         size = size or geometry.crop or (geometry.resize if isinstance(geometry.resize, tuple) else None)
         given = {"channels": channels, "dtype": dtype, "size": size}
         decided = [key for key, value in given.items() if value is None]
+        first: dict[int, Header] = {}
+        if decided or (dtype == np.float32 and depth is None):
+            first = self._first_readable(max_pixels, needed=bool(decided))
         if channels is None or dtype is None or size is None:
-            first = self._first_readable(max_pixels)
             channels = channels or _most(1 if header.channels == 1 else 3 for header in first.values())
-            is_deep = _most(header.is_deep_grey for header in first.values())
-            dtype = np.dtype(np.float32 if is_deep else np.uint8) if dtype is None else dtype
             size = size or _most(geometry.size(header.height, header.width) for header in first.values())
+            dtype = np.dtype(np.float32 if _are_deep(first) else np.uint8) if dtype is None else dtype
         self.dtype = np.dtype(dtype)
         self.shape = (*size, channels)
+        self.depth = depth or (16 if self.dtype == np.float32 and _are_deep(first) else 8)
         self._target = Target(
-            size=size, channels=channels, dtype=self.dtype, geometry=geometry, convert=convert, max_pixels=max_pixels
+            size=size,
+            channels=channels,
+            dtype=self.dtype,
+            geometry=geometry,
+            depth=self.depth,
+            convert=convert,
+            max_pixels=max_pixels,
         )
         self.description = {
             "kind": "PNG and JPEG files",
@@ -83,6 +92,7 @@ class ImageFiles(Images):
             **asdict(geometry),
             "resampling": "bilinear, antialiased" if geometry.resize is not None else None,
             "convert": convert,
+            "bits": self.depth,
             "exif_orientation": "ignored",
             "decided": f"{', '.join(decided)} from {self._named(first)}" if decided else None,
         }
@@ -123,7 +133,7 @@ class ImageFiles(Images):
         if status.st_size > self._max_bytes:
             raise UnreadableError(f"it has {status.st_size} bytes, too many for an image within --max-pixels; leave it out")
 
-    def _first_readable(self, max_pixels: int) -> dict[int, Header]:
+    def _first_readable(self, max_pixels: int, *, needed: bool) -> dict[int, Header]:
         reasons: list[str] = []
         found: dict[int, Header] = {}
         for number in range(min(self.count, _MOST_TRIED)):
@@ -133,13 +143,17 @@ class ImageFiles(Images):
                 reasons.append(f"{self.name(number)}: {error}")
             if len(found) == _FIRST:
                 break
-        if not found:
+        if needed and not found:
             raise DataError(f"none of the first {len(reasons)} files below {self._root} can be read; the first is {reasons[0]}")
         return found
 
     def _named(self, files: Iterable[int]) -> str:
         first, *more = files
         return f"most of {len(more) + 1} files, from {self.name(first)} on" if more else self.name(first)
+
+
+def _are_deep(headers: dict[int, Header]) -> bool:
+    return bool(headers) and _most(header.is_deep_grey for header in headers.values())
 
 
 def _most(things: Iterable[_Thing]) -> _Thing:
