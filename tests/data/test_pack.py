@@ -539,6 +539,49 @@ def test_bad_options_are_refused_before_anything_is_written(tmp_path: Path, opti
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("i.npy", {"images": "entry/data"}, r"--images entry/data was given, but has no effect on .*i\.npy"),
+        ("i.npy", {"matrix": (2, 3)}, r"--matrix 2x3 was given, .* for matrices as text only"),
+        ("i.npy", {"cutoff": 7.0}, r"--cutoff 7\.0 was given, .* for trajectories, with --topology only"),
+        ("i.npy", {"periodic": True}, "--periodic was given"),
+        (
+            "m.txt",
+            {"labels": "l.npy"},
+            r"--labels l\.npy was given, but has no effect on .*m\.txt: it is for HDF5, .*; leave it out",
+        ),
+        ("m.txt", {"layout": "NHW"}, "--layout NHW was given"),
+        ("folder", {"labels": "l.npy"}, "--labels"),
+        ("folder", {"images": "a"}, "--images"),
+        ("list.txt", {"labels": "l.npy"}, "--labels"),
+        ("i.npy", {"validation": "folder", "validation_labels": "l.npy"}, r"--validation-labels l\.npy .* no effect on .*folder"),
+        ("i.npy", {"validation": "folder", "images": "a"}, "--images"),
+    ],
+)
+def test_an_option_that_has_no_effect_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_npy(tmp_path / "i.npy", numbered(6)[0])
+    write_npy(tmp_path / "l.npy", np.arange(6))
+    (tmp_path / "m.txt").write_text("1 2\n3 4\n\n5 6\n7 8\n")
+    write_list(tmp_path / "folder", {"a": [1], "b": [2]}).rename(tmp_path / "list.txt")
+    (tmp_path / "list.txt").write_text("folder/a/1.png a\nfolder/b/2.png b\n")
+    with pytest.raises(DataError, match=words):
+        pack(name, "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_one_kind_of_source_may_stand_beside_a_source_of_another(tmp_path: Path) -> None:
+    images, labels = numbered(6)[0], np.arange(6) % 2
+    put(tmp_path / "a.npz", {"frames": images, "kinds": labels})
+    held = write_images(tmp_path / "va", {"a": [1], "b": [2]})
+    pack(tmp_path / "a.npz", tmp_path / "out", images="frames", labels="kinds", validation=held)
+    pack(held, tmp_path / "turned", images="frames", validation=tmp_path / "a.npz", validation_labels="kinds")
+    assert multiset(*everything(tmp_path / "turned")["validation"]) == multiset(images, labels)
+
+
 def test_the_shipped_sample_is_whole_and_balanced() -> None:
     dataset = PackedDataset.open(SAMPLE)
     assert dataset.verify() == []

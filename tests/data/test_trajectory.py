@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from deepex.data.pack import pack
 from deepex.data.source import SourceConfig, open_source, trajectory
 from deepex.data.source.base import Bad, Images
 from deepex.data.source.trajectory import open_trajectory
@@ -183,6 +184,13 @@ def test_a_folder_gives_its_trajectories_without_the_topology(tmp_path: Path) ->
     write(tmp_path / "more.dcd", chain(1))
     source = open_source(tmp_path, config)
     assert (source.train.count, source.validation) == (12, None)
+
+
+def test_labels_for_a_trajectory_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.dcd", chain(3))
+    np.save(tmp_path / "l.npy", np.arange(3))
+    with pytest.raises(DataError, match=r"--labels l\.npy was given, but has no effect on .*a\.dcd"):
+        pack(path, tmp_path / "out", topology=topology(tmp_path), labels=tmp_path / "l.npy")
 
 
 def write_by_hand(path: Path, frames: Array) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepex.data.manifest import Manifest
-from deepex.data.packing.check import check_agreement, class_names, numbered_by, with_validation
+from deepex.data.packing.check import check_agreement, check_options, class_names, numbered_by, with_validation
 from deepex.data.packing.command import pack_command
 from deepex.data.packing.config import PackConfig
 from deepex.data.packing.crew import Crew, Progress
@@ -63,8 +63,10 @@ def pack(
         if held is None:
             if held_labels is not None:
                 raise DataError(f"validation labels {held_labels} were given without validation images; name their file too")
+            check_options(reading, None, [(path, source)])
             return numbered_by(source, packing.classes)
         other = open_source(held, replace(reading, labels=held_labels or _same_labels(reading)))
+        check_options(reading, held_labels, [(path, source), (held, other)])
         return numbered_by(with_validation(source, other), packing.classes)
 
     site = Site(out, comm)

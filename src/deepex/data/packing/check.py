@@ -3,14 +3,43 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
+from deepex.data.packing.command import option_words
+from deepex.data.source import SourceConfig
 from deepex.data.source.base import Images, Source
 from deepex.data.source.layout import listed
 from deepex.errors import DataError
 
 _MOST_UNNAMED_CLASSES = 100_000
+_TRAJECTORIES: Final = "trajectories, with --topology"
+_ONLY_FOR: Final = {
+    "images": "HDF5 and .npz files",
+    "labels": "HDF5, .npz, .npy and IDX files",
+    "layout": "HDF5, .npz, .npy and IDX files",
+    "matrix": "matrices as text",
+    "select": _TRAJECTORIES,
+    "cutoff": _TRAJECTORIES,
+    "stride": _TRAJECTORIES,
+    "periodic": _TRAJECTORIES,
+}
+
+
+def check_options(reading: SourceConfig, held_labels: str | None, sources: Sequence[tuple[Path, Source]]) -> None:
+    """What was given must have an effect: labels on the source that they are for, the rest on any."""
+    default = SourceConfig()
+    given = [(f"--{key}", key, getattr(reading, key), sources[:1] if key == "labels" else sources) for key in _ONLY_FOR]
+    given.append(("--validation-labels", "labels", held_labels, sources[1:]))
+    for flag, key, value, found in given:
+        if value != getattr(default, key) and not any(key in source.options for _, source in found):
+            _, *words = option_words(key, value)
+            raise DataError(
+                f"{' '.join((flag, *words))} was given, but has no effect on {found[0][0]}: it is for {_ONLY_FOR[key]} only; "
+                "leave it out"
+            )
 
 
 def with_validation(source: Source, other: Source) -> Source:

@@ -40,11 +40,12 @@ def pack_command(
         given["validation_labels"] = held_out_labels
     words = ["deepex", "data", "pack", path.absolute().name, "OUT"]
     for key, value in given.items():
-        words += _words(key, value)
+        words += option_words(key, value)
     return shlex.join(words)
 
 
-def _words(key: str, value: Any) -> list[str]:
+def option_words(key: str, value: Any) -> list[str]:
+    """An option and its value as they are written on the command line."""
     if value is None or value is False:
         return []
     if key == "file_bytes":

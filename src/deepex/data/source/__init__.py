@@ -109,10 +109,8 @@ def _open_directory(path: Path, config: SourceConfig) -> Source:
     hdf5 = [path / name for name in names if name.lower().endswith(_HDF5_SUFFIXES)]
     if hdf5:
         return _open_hdf5(hdf5, config)
-    if config.labels is not None:
-        raise DataError(f"--labels {config.labels} was given, but {path} brings its own labels; leave --labels out")
     if any(match and match["what"] == "images" and match["part"] == "train" for match in map(MNIST_NAME.fullmatch, names)):
-        return open_mnist(path, config.layout)
+        return replace(open_mnist(path, config.layout), options=("layout",))
     if any(name in names for name in ("data_batch_1.bin", "data_batch_1", "test_batch.bin", "train.bin")):
         from deepex.data.source.cifar import open_cifar
 
@@ -128,9 +126,7 @@ def _open_folder(path: Path, names: Sequence[str], config: SourceConfig) -> Sour
         if entry.lower().endswith(_IMAGE_SUFFIXES):
             return _open_images(*find_images(path), config)
         if entry.lower().removesuffix(".gz").endswith(_TEXT_SUFFIXES):
-            from deepex.data.source.text import open_text
-
-            return open_text(path, shape=config.matrix, dtype=config.read_dtype)
+            return _open_matrices(path, config)
     raise DataError(f"{path} has nothing that can be packed; it has {listed(list(names))}: give {_KINDS}")
 
 
@@ -168,7 +164,8 @@ def _open_file(path: Path, config: SourceConfig) -> Source:
                 f"--labels {config.labels} was given, but {path} brings its own labels; leave --labels out, or name "
                 "the images too with --images"
             )
-        return open_npz(path, config.layout, images=config.images, labels=config.labels)
+        source = open_npz(path, config.layout, images=config.images, labels=config.labels)
+        return replace(source, options=("images", "labels", "layout"))
     name = path.name.lower()
     if begins_with(path, _HDF5_MAGIC) or (name.endswith(_HDF5_SUFFIXES) and not begins_with(path, b"\0\0")):
         return _open_hdf5([path], config)
@@ -176,23 +173,30 @@ def _open_file(path: Path, config: SourceConfig) -> Source:
         raise DataError(f"{path} is a trajectory, whose atoms are named in a topology; give that file with --topology")
     if name.removesuffix(".gz").endswith(_TEXT_SUFFIXES):
         return _open_text(path, config)
-    return open_array(path, None if config.labels is None else Path(config.labels), config.layout)
+    source = open_array(path, None if config.labels is None else Path(config.labels), config.layout)
+    return replace(source, options=("labels", "layout"))
 
 
 def _open_hdf5(paths: list[Path], config: SourceConfig) -> Source:
     from deepex.data.source.hdf5 import open_hdf5
 
-    return open_hdf5(paths, images=config.images, labels=config.labels, layout=config.layout)
+    source = open_hdf5(paths, images=config.images, labels=config.labels, layout=config.layout)
+    return replace(source, options=("images", "labels", "layout"))
 
 
 def _open_text(path: Path, config: SourceConfig) -> Source:
     """A list of picture files, or matrices."""
     from deepex.data.source.folder import read_list
-    from deepex.data.source.text import open_text
 
     if _LISTED_IMAGE.search(_beginning(path)):
         return _open_images(read_list(path), None, config)
-    return open_text(path, shape=config.matrix, dtype=config.read_dtype)
+    return _open_matrices(path, config)
+
+
+def _open_matrices(path: Path, config: SourceConfig) -> Source:
+    from deepex.data.source.text import open_text
+
+    return replace(open_text(path, shape=config.matrix, dtype=config.read_dtype), options=("matrix",))
 
 
 def _beginning(path: Path) -> str:
@@ -210,7 +214,8 @@ def _open_trajectory(path: Path, config: SourceConfig) -> Source:
     assert config.topology is not None
     train, held = _trajectories(path, config.topology) if path.is_dir() else ([path], [])
     options: dict[str, Any] = {"select": config.select, "cutoff": config.cutoff, "stride": config.stride, "pbc": config.periodic}
-    return open_trajectory(config.topology, train, held, **options)
+    source = open_trajectory(config.topology, train, held, **options)
+    return replace(source, options=("select", "cutoff", "stride", "periodic"))
 
 
 def _trajectories(folder: Path, topology: Path) -> tuple[list[Path], list[Path]]:

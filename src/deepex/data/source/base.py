@@ -60,9 +60,13 @@ class Images(ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
-    """Train samples, validation samples where the source has its own, and the names of the classes where it knows them."""
+    """Train samples, validation samples where the source has its own, and the names of the classes where it knows them.
+
+    `options`: which fields of the configuration that are not for every kind of source have an effect on this one.
+    """
 
     train: Images
     validation: Images | None = None
     classes: tuple[str, ...] | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # for the manifest's `source`
+    options: tuple[str, ...] = ()
