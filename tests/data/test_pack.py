@@ -144,6 +144,17 @@ def test_a_directory_like_that_of_mnist_becomes_train_and_validation(tmp_path: P
     assert str(tmp_path) not in (tmp_path / "out" / "manifest.json").read_text()
 
 
+@pytest.mark.parametrize("other", ["train-labels-idx1-ubyte.gz", "train-labels.idx1-ubyte"])
+def test_two_files_of_one_name_in_a_directory_like_that_of_mnist_are_named(tmp_path: Path, other: str) -> None:
+    images, labels = numbered(12)
+    write_idx(tmp_path / "train-images-idx3-ubyte", images)
+    write_idx(tmp_path / "train-labels-idx1-ubyte", labels.astype(np.uint8))
+    write_idx(tmp_path / other, labels[::-1].astype(np.uint8))
+    with pytest.raises(DataError, match=r"has both train-labels.idx1-ubyte and train-labels.idx1-ubyte.*; keep one") as caught:
+        pack(tmp_path, tmp_path / "out")
+    assert other in str(caught.value)
+
+
 def test_one_idx_file_of_big_endian_numbers_with_its_labels(tmp_path: Path) -> None:
     images = np.array([[[-1.5, 2]], [[3, 4]]], ">f4")
     labels = write_idx(tmp_path / "l.gz", np.array([1, 0], np.uint8))

@@ -61,7 +61,11 @@ class ArrayImages(Images):
 
 def open_mnist(directory: Path, layout: Layout | None) -> Source:
     """Open a directory with the four files of MNIST, or its first two."""
-    found = {(m["part"], m["what"]): directory / m[0] for m in map(MNIST_NAME.fullmatch, os.listdir(directory)) if m}
+    found: dict[tuple[str, str], Path] = {}
+    for match in map(MNIST_NAME.fullmatch, sorted(os.listdir(directory))):
+        if match is not None and found.setdefault((match["part"], match["what"]), directory / match[0]).name != match[0]:
+            other = found[match["part"], match["what"]].name
+            raise DataError(f"{directory} has both {other} and {match[0]}; keep one of them")
     samples = {}
     for part in ("train", "t10k"):
         if (part, "images") in found:
