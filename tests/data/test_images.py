@@ -699,6 +699,8 @@ def test_a_list_may_stand_elsewhere(tmp_path: Path) -> None:
         ("a.png 1\n# x\n./a.png 1\n", "line 3: .*a second time"),
         ("a.png 1\nb c.jpg -1\n", "line 2: label -1 is out of range"),
         ("a.png 1\nb c.jpg cat\n", "line 2: label cat is no integer"),
+        ("a.png 1\nb c.jpg +-1\n", r"line 2: label \+-1 is no integer"),
+        ("a.png +-1\nb c.jpg 1\n", "line 2: label 1 is an integer"),
         ("a.png cat\nb c.jpg 1\n", "line 2: label 1 is an integer"),
         ("a.png 1.5\nb c.jpg 1\n", "line 2: label 1 is an integer"),
         ("a.png 1\nb c.jpg\n", "line 2: .* has no label"),

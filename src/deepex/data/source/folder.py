@@ -267,7 +267,7 @@ def _labels(path: Path, labels: list[str], lines: "array[int]") -> tuple[NDArray
 
 
 def _is_number(label: str) -> bool:
-    return label.lstrip("+-").isdecimal() and len(label) < 19
+    return re.fullmatch(r"[+-]?\d{1,18}", label) is not None
 
 
 def _line_error(path: Path, number: int, message: str) -> DataError:
