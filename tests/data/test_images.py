@@ -1,5 +1,6 @@
 """PNG files made by hand (zlib and struct) and JPEG files written by Pillow, read back; damaged ones named; folders and lists."""
 
+import csv
 import io
 import os
 import pickle
@@ -671,16 +672,35 @@ def written_list(root: Path, text: str) -> Path:
             "./a.png\tshark\nb c.jpg,great white shark\nplain shark",
             ["a.png", "b c.jpg", "plain"],
             [1, 0, 1],
-            "great white shark,shark",
+            "great white shark;shark",
         ),
         ("a.png\nb c.jpg\nplain", ["a.png", "b c.jpg", "plain"], None, None),
+        ("filename,label\r\na.png,1\r\nb c.jpg,0\r\n", ["a.png", "b c.jpg"], [1, 0], None),
+        ("Image_Path\tlabel\na.png\t1\n", ["a.png"], [1], None),
+        ("path\na.png\n", ["a.png"], None, None),
+        (
+            '"file","class"\n"d,e.png","shark, ""white"""\na.png, "cat"\n"b c.jpg",cat',
+            ["d,e.png", "a.png", "b c.jpg"],
+            [1, 0, 0],
+            'cat;shark, "white"',
+        ),
     ],
 )
 def test_lists(tmp_path: Path, text: str, names: list[str], labels: list[int] | None, classes: str | None) -> None:
     listing = read_list(written_list(tmp_path, text))
     assert listed(listing) == names
     assert (None if listing.labels is None else listing.labels.tolist()) == labels
-    assert listing.classes == (None if classes is None else tuple(classes.split(",")))
+    assert listing.classes == (None if classes is None else tuple(classes.split(";")))
+
+
+def test_a_list_as_csv_writes_it_is_known_as_one(tmp_path: Path) -> None:
+    rows = [("filename", "label"), ("a, b.png", "cat"), ("c.png", "dog")]
+    for name, _ in rows[1:]:
+        (tmp_path / name).write_bytes(png(noise(4, 5, 3)))
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+    source = open_source(tmp_path / "list.csv")
+    assert (source.train.count, source.classes) == (2, ("cat", "dog"))
 
 
 def test_a_list_may_stand_elsewhere(tmp_path: Path) -> None:
@@ -696,6 +716,8 @@ def test_a_list_may_stand_elsewhere(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a.png 1\ngone.png 1\n", "line 2: there is no file gone.png"),
+        ("filename label\nfilename label\n", "line 2: there is no file filename"),
+        ("cat,1\na.png,1\n", "line 1: there is no file cat"),
         ("a.png 1\n# x\n./a.png 1\n", "line 3: .*a second time"),
         ("a.png 1\nb c.jpg -1\n", "line 2: label -1 is out of range"),
         ("a.png 1\nb c.jpg cat\n", "line 2: label cat is no integer"),

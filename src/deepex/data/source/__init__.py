@@ -200,10 +200,11 @@ def _open_matrices(path: Path, config: SourceConfig) -> Source:
 
 
 def _beginning(path: Path) -> str:
-    """The first line that is no comment, of a file that is not compressed."""
+    """The first two lines that are no comment, of a file that is not compressed: the first may have the names of columns."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            return next((line for line in itertools.islice(file, 1000) if line.strip() and not line.lstrip().startswith("#")), "")
+            lines = (line for line in itertools.islice(file, 1000) if line.strip() and not line.lstrip().startswith("#"))
+            return "".join(itertools.islice(lines, 2))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
 

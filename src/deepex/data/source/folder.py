@@ -3,13 +3,14 @@
 >>> train, validation = find_images(Path("imagenet"))         # imagenet/train/n01440764/…, imagenet/val/n01440764/…
 >>> len(train.names), train.names[0], train.classes[:1]
 (1281167, 'train/n01440764/n01440764_10026.JPEG', ('n01440764',))
->>> listing = read_list(Path("images.txt"))                   # lines `path label`, `path,label` or `path`
+>>> listing = read_list(Path("images.txt"))                   # lines `path label`, `path,label` (quoted or not) or `path`
 
 Files are found by their suffix (.png .jpg .jpeg .jpe in any case) and opened by nobody here; a file that is no image is told when
 it is read. Classes and the files of a folder are in the order of the bytes of their names. A folder that is reached twice through
 links is listed once.
 """
 
+import csv
 import os
 import re
 from array import array
@@ -26,6 +27,8 @@ from deepex.errors import DataError
 
 SUFFIXES = (b".png", b".jpg", b".jpeg", b".jpe")
 _SUFFIX_AND_LABEL = re.compile(r"(?P<path>.*\.(?:png|jpe?g|jpe))(?:\s*,\s*|\s+)(?P<label>.+)", re.IGNORECASE)
+_QUOTED = re.compile(r'^"|,\s*"')
+_HEADERS = {"file", "filename", "file_name", "filepath", "file_path", "path", "image", "image_name", "image_path", "img", "name"}
 _MOST_CLASSES = 100_000  # of those that have numbers only
 _HIDDEN, _TWICE = "hidden", "folders reached twice"
 
@@ -187,6 +190,8 @@ def _join(folder: bytes, name: bytes) -> bytes:
 def read_list(path: Path, *, root: Path | None = None) -> Listing:
     """Read a list file, one image a line: `path label`, `path,label` or `path`; `#` begins a line of comment.
 
+    Of a CSV file, fields may be quoted, and the first line may have the names of the columns, such as `filename,label`.
+
     Paths are relative to `root`, or else to the folder of the list. Labels are class numbers from 0, or names, which are numbered
     in their order.
     """
@@ -195,7 +200,9 @@ def read_list(path: Path, *, root: Path | None = None) -> Listing:
     labels: list[str] = []
     lines = array("q")
     seen: set[bytes] = set()
-    for number, line in _lines(path):
+    for place, (number, line) in enumerate(_lines(path)):
+        if place == 0 and _is_header(line, root):
+            continue
         name, label = _parse_line(line)
         key = os.path.normpath(os.fsencode(name))
         if key in seen:
@@ -233,8 +240,17 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"list {path} cannot be read: {error.strerror}; check name and permissions") from None
 
 
+def _is_header(line: str, root: Path) -> bool:
+    """Whether a line names columns, and no file."""
+    first = re.split(r"[,\s]", line, maxsplit=1)[0].strip('"')
+    return first.lower() in _HEADERS and not (root / first).exists()
+
+
 def _parse_line(line: str) -> tuple[str, str]:
     """Path and label ("" if there is none): the path ends with its suffix, so that both may have spaces."""
+    fields = _quoted_fields(line) if _QUOTED.search(line) else []
+    if 0 < len(fields) < 3:
+        return fields[0].strip(), "".join(fields[1:]).strip()
     if os.fsencode(line).lower().endswith(SUFFIXES):
         return line, ""
     match = _SUFFIX_AND_LABEL.fullmatch(line)
@@ -245,6 +261,13 @@ def _parse_line(line: str) -> tuple[str, str]:
         return path.strip(), label.strip()
     path, _, label = line.rpartition(" ")
     return (path.strip(), label) if path else (line, "")
+
+
+def _quoted_fields(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line], skipinitialspace=True, strict=True))
+    except csv.Error:  # the quotes are part of a name
+        return []
 
 
 def _labels(path: Path, labels: list[str], lines: "array[int]") -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
