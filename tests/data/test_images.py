@@ -546,8 +546,12 @@ def test_an_option_that_cannot_be_is_named(tmp_path: Path, options: dict[str, An
 
 def test_a_folder_of_nothing_readable_says_why(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"0\.png: it is empty"):
+    with pytest.raises(DataError, match=r"0\.png: it is empty .* give --channels, --dtype and --resize HEIGHTxWIDTH"):
         ImageFiles(find_images(tmp_path)[0], geometry=Geometry())
+    for dtype in (U8, F4):
+        assert (
+            len(read_all(ImageFiles(find_images(tmp_path)[0], geometry=Geometry(resize=(4, 5)), channels=1, dtype=dtype))[1]) == 1
+        )
 
 
 # Folders

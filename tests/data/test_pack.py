@@ -459,6 +459,7 @@ GZ = gzip.compress(IDX)
 NAN_FROM_SAMPLE_3 = np.where(np.arange(24) > 13, np.nan, 0).reshape(6, 2, 2)
 ZEROS = np.zeros((2, 2, 2))
 NPY = b"\x93NUMPY\1\0" + struct.pack("<H", 54) + b"{'descr': '<f8', 'fortran_order': False, 'shape': (2,)}"[:54]
+LONG_DOUBLE = b"\x93NUMPY\1\0" + struct.pack("<H", 56) + b"{'descr': '<f16', 'fortran_order': False, 'shape': (2,)}"
 
 BAD_IMAGES: dict[str, tuple[str, Any, str]] = {
     "missing": ("i.npy", None, r"there is no .*i\.npy"),
@@ -482,7 +483,8 @@ BAD_IMAGES: dict[str, tuple[str, Any, str]] = {
     "damaged npy": ("i.npy", NPY, r"i\.npy is not an array file"),
     "npy of version 9": ("i.npy", b"\x93NUMPY\x09\0abc", "version is 9"),
     "objects": ("i.npy", np.array([{}]), "not plain numbers"),
-    "complex": ("i.npy", np.zeros((2, 2, 2), complex), "not plain numbers"),
+    "complex": ("i.npy", np.zeros((2, 2, 2), complex), r"i\.npy: it holds values of type complex128, not plain .*; convert them"),
+    "long double": ("i.npy", LONG_DOUBLE, "values of type .*(float128|f16).*; convert them"),
     "no channels": ("i.npy", np.zeros((2, 5, 6, 7)), "neither end looks like channels"),
     "npz names": ("i.npz", {"pictures": ZEROS, "kinds": ZEROS}, "has the arrays pictures, kinds;"),
     "npz damaged": ("i.npz", b"PK\3\4 and no more", "not a whole array file"),
@@ -591,6 +593,28 @@ def test_options_of_one_kind_of_source_may_stand_beside_a_source_of_another(tmp_
     pack(tmp_path / "a.npz", tmp_path / "out", images="frames", labels="kinds", validation=held)
     pack(held, tmp_path / "turned", images="frames", validation=tmp_path / "a.npz", validation_labels="kinds")
     assert multiset(*everything(tmp_path / "turned")["validation"]) == multiset(images, labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "note"),
+    [
+        ([1, 2, 3, 1], "1 of 4 have no train sample: 0"),
+        ([0, 0, 40, 0], "39 of 41 have no train sample: 1, 2, 3, 4, 5, 6, 7, 8 and 31 more"),
+        ([0, 1, 1, 2], None),
+    ],
+)
+def test_classes_without_a_train_sample_are_noted(tmp_path: Path, labels: list[int], note: str | None) -> None:
+    source = write_npy(tmp_path / "i.npy", numbered(4)[0])
+    given = write_npy(tmp_path / "l.npy", np.array(labels))
+    assert pack(source, tmp_path / "out", labels=given, validation=0, file_bytes=12).source.get("empty_classes") == note
+
+
+def test_a_class_that_was_left_out_whole_is_noted(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "tr", {"cat": [1, 2], "dog": [3, 4, 5]})
+    for path in (source / "cat").iterdir():
+        path.write_bytes(b"")
+    manifest = pack(source, tmp_path / "out", validation=0, skip_bad=True)
+    assert manifest.source["empty_classes"] == "1 of 2 have no train sample: cat"
 
 
 def test_the_shipped_sample_is_whole_and_balanced() -> None:

@@ -370,6 +370,13 @@ def test_a_frame_without_a_box_is_not_taken_for_periodic(tmp_path: Path) -> None
     assert "has no periodic box" in bad[0].reason
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_name_that_is_not_utf_8_is_to_be_changed(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / f"a.{kind}", chain(3)).rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff." + kind.encode()))
+    with pytest.raises(DataError, match=rf"trajectory .*/\\xff\.{kind} is not UTF-8, .*; rename it"):
+        open_trajectory(topology(tmp_path), [path])
+
+
 def test_a_file_that_vanishes_ends_reading(tmp_path: Path) -> None:
     path = write(tmp_path / "a.dcd", chain(3))
     images = open_trajectory(topology(tmp_path), [path]).train

@@ -33,6 +33,10 @@ _MOST_HEADER_BYTES = 10_000
 _NUMBER_TYPE = re.compile(r"\|[biu]1|[<>]([iu][248]|f[248])")
 
 
+class _OtherTypeError(ValueError):
+    """The array is whole, but its values are not of a type that is read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NpyHeader:
     """What a `.npy` file says it holds; its values start at `offset` bytes."""
@@ -51,6 +55,8 @@ def read_header(path: Path) -> NpyHeader:
             found = file.seek(0, io.SEEK_END)
     except FileNotFoundError:
         raise DataError(f"file {path} is missing; restore it or correct the name") from None
+    except _OtherTypeError as error:
+        raise DataError(f"{path}: {error}; convert them, for example with astype, and save the array again") from error
     except ValueError as error:
         raise DataError(f"{path} is not an array file (.npy): {error}; restore it or save it with numpy.save") from error
     except OSError as error:
@@ -141,11 +147,18 @@ def parse_header(file: IO[bytes]) -> NpyHeader:
     except (SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise ValueError("its header is damaged") from error
     if not (isinstance(descr, str) and _NUMBER_TYPE.fullmatch(descr)):
-        raise ValueError(f"it holds {descr!r}, not plain numbers")
+        raise _OtherTypeError(f"it holds values of type {_type_name(descr)}, not plain numbers of up to 64 bits")
     if not (isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)):
         raise ValueError(f"its shape is {shape!r}")
     order = bool(fortran_order) and len(shape) > 1
     return NpyHeader(shape=shape, dtype=np.dtype(descr), fortran_order=order, offset=file.tell())
+
+
+def _type_name(descr: object) -> str:
+    try:
+        return str(np.dtype(descr)) if isinstance(descr, str) else repr(descr)
+    except TypeError:
+        return repr(descr)
 
 
 def _exactly(file: IO[bytes], size: int) -> bytes:

@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from deepex.data.manifest import Manifest, Part
+from deepex.data.npy import map_npy
 from deepex.data.packing.config import PackConfig
 from deepex.data.packing.form import Form
 from deepex.data.packing.moments import Moments
 from deepex.data.packing.writer import FileReport
 from deepex.data.source.base import Source
+from deepex.data.source.layout import listed
 from deepex.errors import DataError
 
 SKIPPED_NAME: Final = "skipped.txt"
@@ -60,6 +64,7 @@ def summarise(
             },
             "kept": {part: files.count for part, files in packed.items()},
             **_notes(reports, form),
+            **_empty_classes(packed["train"], classes, out),
             **_skipped([one for report in reports for one in report.bad], out),
         },
     )
@@ -78,6 +83,16 @@ def _part(name: str, reports: list[FileReport]) -> Part:
         first = next((f"{file}: {reason}" for report in reports for file, reason in report.bad), "its files are there, and empty")
         raise DataError(f"no sample of the part {name!r} could be read, so --skip-bad would leave nothing; the first is {first}")
     return Part(count=sum(file.count for file in files), files=files)
+
+
+def _empty_classes(train: Part, classes: tuple[str, ...], out: Path) -> dict[str, Any]:
+    """Which classes have no train sample: labels begin at 1 or have gaps, or all samples of a class were left out."""
+    counts = np.zeros(len(classes), np.int64)
+    for file in train.files:
+        if file.labels is not None:
+            counts += np.bincount(map_npy(out / file.labels), minlength=len(classes))
+    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
+    return {"empty_classes": f"{len(empty)} of {len(classes)} have no train sample: {listed(empty)}"} if empty else {}
 
 
 def _notes(reports: list[FileReport], form: Form) -> dict[str, Any]:

@@ -144,7 +144,10 @@ class ImageFiles(Images):
             if len(found) == _FIRST:
                 break
         if needed and not found:
-            raise DataError(f"none of the first {len(reasons)} files below {self._root} can be read; the first is {reasons[0]}")
+            raise DataError(
+                f"none of the first {len(reasons)} files below {self._root} can be read to see what the images are like; the first "
+                f"is {reasons[0]}, or give --channels, --dtype and --resize HEIGHTxWIDTH, so that no file has to be seen"
+            )
         return found
 
     def _named(self, files: Iterable[int]) -> str:

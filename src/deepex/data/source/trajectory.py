@@ -360,6 +360,11 @@ def _opened(path: Path, total: int | None, offsets: NDArray[np.int64] | None) ->
 
 
 def _check_file(path: Path, what: str) -> None:
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        name = os.fsencode(path).decode(errors="backslashreplace")
+        raise DataError(f"the name of the {what} {name} is not UTF-8, and MDAnalysis opens no such file; rename it") from None
     if not path.is_file():
         raise DataError(f"there is no {what} {path}; correct the name")
     if path.stat().st_size == 0:
