@@ -37,8 +37,8 @@ class Hdf5Images(Images):
     def __init__(self, tables: Sequence[Stored], labels: NDArray[np.int64] | None, labels_key: str | None, layout: Layout | None):
         first = tables[0]
         self._tables, self._stored_shape = tuple(tables), first.shape[1:]
-        self._starts = np.cumsum([0, *(table.shape[0] for table in tables)])
-        self.count, self.dtype, self.labels = int(self._starts[-1]), first.dtype, labels
+        self.starts = np.cumsum([0, *(table.shape[0] for table in tables)])
+        self.count, self.dtype, self.labels = int(self.starts[-1]), first.dtype, labels
         whole = (self.count, *self._stored_shape)
         view, note = to_nhwc(np.broadcast_to(np.zeros((), self.dtype), whole), first.path, layout)  # of no memory
         self._channels_first = note.startswith("NCHW")
@@ -56,8 +56,8 @@ class Hdf5Images(Images):
     @override
     def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> list[Bad]:
         bad: list[Bad] = []
-        for file, (begin, end) in enumerate(pairwise(np.searchsorted(numbers, self._starts).tolist())):
-            rows = numbers[begin:end] - self._starts[file]
+        for file, (begin, end) in enumerate(pairwise(np.searchsorted(numbers, self.starts).tolist())):
+            rows = numbers[begin:end] - self.starts[file]
             for first, last in pairwise(self._cuts(file, rows)):
                 found = self._read_near(file, rows[first:last], out[begin + first : begin + last])
                 bad += [Bad(begin + first + place, self.name(int(numbers[begin + first + place])), why) for place, why in found]
@@ -69,9 +69,9 @@ class Hdf5Images(Images):
 
     @override
     def name(self, number: int) -> str:
-        file = int(np.searchsorted(self._starts, number, side="right")) - 1
+        file = int(np.searchsorted(self.starts, number, side="right")) - 1
         table = self._tables[file]
-        return f"{table.path} {table.key}[{number - self._starts[file]}]"
+        return f"{table.path} {table.key}[{number - self.starts[file]}]"
 
     def close(self) -> None:
         """Close the files of this process; reading opens them again."""
