@@ -29,6 +29,7 @@ def config(data: str, way: str) -> RunConfig:
         validate="none",
         sync=sync,
         deterministic=deterministic,
+        layout="contiguous",  # or each would choose by a trial, and dropout draws its masks in the order of the memory
     )
 
 

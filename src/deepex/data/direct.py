@@ -3,20 +3,27 @@
     dataset = Hdf5Dataset.open(Path("frames.h5"), Hdf5Config(images="entry/data", labels="entry/class"))
     dataset.part("train").read_file(0, sink)
 
-HDF5 files are often sorted, by class or by time, so a contiguous range is no fair shard. They are dealt out in blocks of rows (a
-chunk, or up to a megabyte), in an order that is drawn once: a shard is then many blocks from everywhere, each read whole. Mean and
-deviation are estimated from some blocks. There are no checksums: HDF5's own are checked where the file has them.
+HDF5 files are often sorted, by class or by time, so that a contiguous range is no fair shard and no fair validation part. Files of
+up to 256 MiB in all are dealt sample by sample, in an order that is drawn once, and read in one go in the order of the files.
+Larger ones are dealt in blocks of rows (a chunk, or up to a megabyte): a shard is then many blocks from everywhere. What is held
+out of them are short bands of rows, whole chunks where these are compressed (deal.py); where that loses a class, it is an error.
+Mean and deviation are those of all train samples, or of bands from all over larger files. There are no checksums: HDF5's own are
+checked where the file has them.
 """
 
+import hashlib
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.feeds.read import Sink, requests
+from deepex.data.deal import Bands, deal, lost_class, spread
+from deepex.data.feeds.read import REQUEST_BYTES, Sink, requests
 from deepex.data.manifest import Manifest, Part
 from deepex.data.packing.moments import Moments
 from deepex.data.source.base import Images, Source
@@ -26,17 +33,23 @@ from deepex.errors import ConfigError, DataError
 
 MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs", ".hdf")
-_FILE_BYTES: Final = 64 << 20  # of samples that are read at once
-_SAMPLED_BLOCKS: Final = 16
-_SEED: Final = 1
+_SMALL_BYTES: Final = 256 << 20  # of files that are dealt by samples: this much memory is taken while they are read
+_FILE_BYTES: Final = 64 << 20  # of larger ones that are read at once
+_LEAST_BANDS: Final = 1 << 16
 _LEAST_BLOCKS: Final = 1024
+_MEASURED: Final = (16, 1024)  # the fewest and the most bands of larger files; between these, 256 MiB
+_SEED: Final = 1
+_REMEDY: Final = (
+    "pack it (deepex data pack), store validation samples beside the others (x_train and x_validation), or train without: "
+    "data_options.validation=0"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hdf5Config:
     """Where images and labels are (by default under the usual names); the share held out if there is no validation part.
 
-    `scale`: the values that map to 0 and 1; by default 0 to 255 for bytes, and what the sampled blocks have for others.
+    `scale`: the values that map to 0 and 1; by default 0 to 255 for bytes, and what the measured samples have for others.
     """
 
     images: str | None = None
@@ -73,12 +86,12 @@ class Hdf5Dataset:
 
     @classmethod
     def open(cls, path: Path, config: Hdf5Config) -> "Hdf5Dataset":
-        """Open the files that `path` is or has, and look at some blocks."""
+        """Open the files that `path` is or has, and measure their samples, or some."""
         source = open_hdf5(find_hdf5(path), images=config.images, labels=config.labels, layout=config.layout)
-        parts = _deal(source, config.validation)
+        parts, how = _deal(source, config.validation, path)
         labels = [one.labels for one in (source.train, source.validation) if one is not None and one.labels is not None]
         classes = tuple(map(str, range(1 + max(int(each.max()) for each in labels)))) if labels else ()
-        return cls(path, _describe(path, parts, classes, config), parts)
+        return cls(path, _describe(path, parts, classes, config, how), parts)
 
     def part(self, name: str) -> "Hdf5Part":
         """Give the samples of the part `name`."""
@@ -97,54 +110,65 @@ class Hdf5Dataset:
 
 @final
 class Hdf5Part:
-    """Samples in the order in which their blocks were dealt; `bounds` cut them into pieces that are read at once."""
+    """Samples in the order in which their bands were dealt; `bounds` cut them into pieces that are read at once."""
 
-    def __init__(self, images: Images, blocks: NDArray[np.int64], rows: int) -> None:
-        self._images = images
-        self.sample_shape = images.shape
-        self.dtype = _stored(images.dtype)
-        starts = blocks * rows
-        self._starts = starts  # of each block in the source
-        self._edges = np.cumsum([0, *np.minimum(rows, images.count - starts)])  # of each block in the dealt order
+    def __init__(self, images: Hdf5Images, bands: Bands) -> None:
+        self._images, self.bands = images, bands
+        self.sample_shape, self.dtype = images.shape, _stored(images.dtype)
+        self.sample_bytes = math.prod(self.sample_shape) * self.dtype.itemsize
+        self.is_small = _is_small(images)
+        self._edges = np.concatenate([[0], np.cumsum(bands.sizes)])  # of each band in the dealt order
         self.count = int(self._edges[-1])
-        sample_bytes = math.prod(images.shape) * self.dtype.itemsize
-        per_file = max(1, _FILE_BYTES // (sample_bytes * rows))
-        self.bounds = self._edges[[*range(0, len(blocks), per_file), len(blocks)]]
+        piece = self._edges[:-1] * self.sample_bytes // (_SMALL_BYTES if self.is_small else _FILE_BYTES)
+        self.bounds = np.concatenate([self._edges[:-1][np.diff(piece, prepend=-1) > 0], [self.count]])
 
     def read_file(self, number: int, sink: Sink, *, span: tuple[int, int] | None = None, verify: bool = False) -> None:
         """Read the samples `span` of piece `number`, or all, into what `sink` gives."""
         begin, end = int(self.bounds[number]), int(self.bounds[number + 1])
-        sink.take_labels(self._labels(np.arange(begin, end)))
-        sample_bytes = math.prod(self.sample_shape) * self.dtype.itemsize
-        for low, high in requests(*(span or (0, end - begin)), sample_bytes):
+        sink.take_labels(self.labels(np.arange(begin, end)))
+        first, last = span or (0, end - begin)
+        fill = self._collected(begin + first, begin + last) if self.is_small else self._read_blocks
+        for low, high in requests(first, last, self.sample_bytes):
             sink.check()
             at = begin + low
             for view in sink.memory(low, high):
                 rows = np.frombuffer(view, self.dtype).reshape(-1, *self.sample_shape)
-                self.read_into(at, at + len(rows), rows)
+                fill(at, at + len(rows), rows)
                 at += len(rows)
             sink.filled(low, high)
 
-    def read_into(self, start: int, stop: int, out: NDArray[Any]) -> None:
-        """Write the samples `start` up to `stop` of the dealt order into `out`, block by block."""
-        block = int(np.searchsorted(self._edges, start, side="right")) - 1
-        at = start
-        while at < stop:
-            first = int(self._starts[block]) + at - int(self._edges[block])
-            count = min(stop, int(self._edges[block + 1])) - at
-            self._read(np.arange(first, first + count), out[at - start : at - start + count])
-            at, block = at + count, block + 1
+    def _read_blocks(self, start: int, stop: int, out: NDArray[Any]) -> None:
+        """Write the samples `start` up to `stop` of the dealt order into `out`, by ranges that ascend in the files."""
+        numbers = self._numbers(np.arange(start, stop))
+        turns = (np.flatnonzero(np.diff(numbers) < 0) + 1).tolist()
+        for first, last in pairwise([0, *turns, len(numbers)]):
+            self.read(numbers[first:last], out[first:last])
+
+    def _collected(self, start: int, stop: int) -> Callable[[int, int, NDArray[Any]], None]:
+        """Read samples that lie everywhere in the order of the files, once; what comes back hands them out as they were dealt."""
+        numbers = self._numbers(np.arange(start, stop))
+        order = np.argsort(numbers)
+        values = np.empty((len(order), *self.sample_shape), self.dtype)
+        for low, high in requests(0, len(order), self.sample_bytes):
+            self.read(numbers[order[low:high]], values[low:high])
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+
+        def fill(first: int, last: int, out: NDArray[Any]) -> None:
+            np.take(values, places[first - start : last - start], axis=0, out=out, mode="clip")  # "raise" would buffer `out`
+
+        return fill
 
     def gather(self, indices: NDArray[Any], images_out: NDArray[Any], labels_out: NDArray[np.int64]) -> None:
         """Write the samples at `indices` (any order) into given arrays."""
         numbers = self._numbers(np.asarray(indices, np.int64))
         unique, inverse = np.unique(numbers, return_inverse=True)
         values = np.empty((len(unique), *self.sample_shape), self.dtype)
-        self._read(unique, values)
+        self.read(unique, values)
         images_out[:] = values[inverse]
-        labels_out[:] = self._labels(indices)
+        labels_out[:] = self.labels(indices)
 
-    def _read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def read(self, numbers: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Read ascending rows of the source; a row that cannot be read ends the run."""
         raw = out if self._images.dtype == self.dtype else np.empty(out.shape, self._images.dtype)
         for bad in self._images.read(numbers, raw):
@@ -157,14 +181,15 @@ class Hdf5Part:
                 f"{self._images.name(int(numbers[place]))} has a value that is not finite: mend it, or pack with --skip-bad"
             )
 
-    def _numbers(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        block = np.searchsorted(self._edges, positions, side="right") - 1
-        numbers: NDArray[np.int64] = self._starts[block] + positions - self._edges[block]
-        return numbers
-
-    def _labels(self, positions: NDArray[Any]) -> NDArray[np.int64]:
+    def labels(self, positions: NDArray[Any]) -> NDArray[np.int64]:
+        """The labels at `positions` of the dealt order; zeros where there are none."""
         labels = self._images.labels
         return np.zeros(len(positions), np.int64) if labels is None else labels[self._numbers(positions)]
+
+    def _numbers(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        band = np.searchsorted(self._edges, positions, side="right") - 1
+        numbers: NDArray[np.int64] = self.bands.starts[band] + positions - self._edges[band]
+        return numbers
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -175,44 +200,75 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return native if native in (np.uint8, np.float16, np.float32) else np.dtype(np.float32)
 
 
-def _deal(source: Source, share: float) -> dict[str, Hdf5Part]:
-    """The blocks of the train part in an order drawn once; the last share of them is held out if there is no other part."""
-    blocks, rows = _permuted(source.train)
+def _is_small(images: Hdf5Images) -> bool:
+    return images.count * math.prod(images.shape) * _stored(images.dtype).itemsize <= _SMALL_BYTES
+
+
+def _deal(source: Source, share: float, path: Path) -> tuple[dict[str, Hdf5Part], str]:
+    """The parts, and how validation samples were found: the files' own, or a share of the others."""
     if source.validation is not None:
-        return {
-            "train": Hdf5Part(source.train, blocks, rows),
-            "validation": Hdf5Part(source.validation, *_permuted(source.validation)),
-        }
-    held = min(max(1, round(share * len(blocks))), len(blocks) - 1) if share else 0
-    parts = {"train": Hdf5Part(source.train, blocks[: len(blocks) - held], rows)}
-    if held:
-        parts["validation"] = Hdf5Part(source.train, blocks[len(blocks) - held :], rows)
-    return parts
+        given = {"train": source.train, "validation": source.validation}
+        return {name: _dealt(images, 0.0)[0] for name, images in given.items()}, "the files' own"
+    train, held = _dealt(source.train, share)
+    if not share:
+        return {"train": train}, "none, as asked"
+    rows, number = int(train.bands.sizes.max()), len(held.bands.sizes)
+    if not number:
+        raise DataError(
+            f"{path} has {train.count} samples in {len(train.bands.sizes)} bands that can only be read whole (compressed chunks), "
+            f"too few to hold out a share of {share}; {_REMEDY}"
+        )
+    if not train.is_small and source.train.labels is not None:
+        lost = lost_class(source.train.labels, held.labels(np.arange(held.count)))
+        if lost is not None:
+            raise DataError(
+                f"{path} is sorted: {number} bands of up to {rows} samples would be held out, and class {lost} would be missing "
+                f"among these or among the others; {_REMEDY}"
+            )
+    what = "single samples" if rows == 1 else f"bands of up to {rows} samples"
+    return {"train": train, "validation": held}, f"{number} {what}, one from each of as many equal ranges of the files"
 
 
-def _permuted(images: Images) -> tuple[NDArray[np.int64], int]:
-    """The numbers of the blocks in the order in which they are dealt, and the rows of a block.
-
-    Whole chunks where they are compressed, and a thousandth of the dataset if that is more: small enough that each shard has many.
-    """
+def _dealt(images: Images, share: float) -> tuple[Hdf5Part, Hdf5Part]:
+    """Deal by samples; or in bands of a 65,536th of the files and blocks of a thousandth, both up to a megabyte or a chunk."""
     assert isinstance(images, Hdf5Images)
-    rows = min(max(images.band, -(-images.count // _LEAST_BLOCKS) // images.band * images.band), images.block)
-    return np.random.default_rng(_SEED).permutation(-(-images.count // rows)), rows
+    rows = per_block = 1
+    if not _is_small(images):
+        least = images.band if images.busy else 1  # any part of a chunk that is not compressed can be read on its own
+        rows = min(max(least, images.count // _LEAST_BANDS // least * least), images.block)
+        per_block = max(1, min(images.count // rows // _LEAST_BLOCKS, images.block // rows))
+    train, held = deal(images.starts, rows=rows, per_block=per_block, share=share, seed=_SEED)
+    return Hdf5Part(images, train), Hdf5Part(images, held)
 
 
-def _describe(path: Path, parts: dict[str, Hdf5Part], classes: tuple[str, ...], config: Hdf5Config) -> Manifest:
+def _measured(part: Hdf5Part) -> Iterator[NDArray[np.int64]]:
+    """Ascending rows to measure, some megabytes at a time: all, or of bands that are spread over the files."""
+    order = np.argsort(part.bands.starts)
+    starts, sizes = part.bands.starts[order], part.bands.sizes[order]
+    if part.is_small:
+        yield from (starts[low:high] for low, high in requests(0, part.count, part.sample_bytes))
+        return
+    random = np.random.default_rng(_SEED)
+    number = int(np.clip(_SMALL_BYTES // (int(sizes.max()) * part.sample_bytes), *_MEASURED))
+    most = max(1, REQUEST_BYTES // part.sample_bytes)
+    for band in spread(len(starts), min(number, len(starts)), random):
+        yield starts[band] + spread(int(sizes[band]), min(int(sizes[band]), most), random)
+
+
+def _describe(path: Path, parts: dict[str, Hdf5Part], classes: tuple[str, ...], config: Hdf5Config, how: str) -> Manifest:
     train = parts["train"]
-    moments = Moments(train.sample_shape[2])
-    for start in np.unique(np.linspace(0, len(train.bounds) - 2, _SAMPLED_BLOCKS).astype(int)):
-        stop = min(int(train.bounds[start]) + 256, int(train.bounds[start + 1]))
-        block = np.empty((stop - int(train.bounds[start]), *train.sample_shape), train.dtype)
-        train.read_into(int(train.bounds[start]), stop, block)
+    moments, num_measured = Moments(train.sample_shape[2]), 0
+    for numbers in _measured(train):
+        block = np.empty((len(numbers), *train.sample_shape), train.dtype)
+        train.read(numbers, block)
         moments.add(block)
+        num_measured += len(numbers)
     bytes_scale = (0.0, 1.0) if moments.high <= 1 else (0.0, 255.0)
-    spread = (moments.low, moments.high if moments.high > moments.low else moments.low + 1)
-    low, high = config.scale or (bytes_scale if train.dtype == np.uint8 else spread)
+    extent = (moments.low, moments.high if moments.high > moments.low else moments.low + 1)
+    low, high = config.scale or (bytes_scale if train.dtype == np.uint8 else extent)
     mean, deviation = moments.scaled(low, high)
     height, width, channels = train.sample_shape
+    labels = np.concatenate([part.labels(np.arange(part.count)) for part in parts.values()])
     dtype: Literal["uint8", "float16", "float32"] = str(train.dtype)  # type: ignore[assignment]
     return Manifest(
         name=path.name,
@@ -226,5 +282,10 @@ def _describe(path: Path, parts: dict[str, Hdf5Part], classes: tuple[str, ...], 
         mean=tuple(mean),
         deviation=tuple(deviation),
         parts={name: Part(count=part.count, files=()) for name, part in parts.items()},
-        source={"kind": "HDF5, read without packing", "moments": "estimated from some blocks"},
+        source={
+            "kind": "HDF5, read without packing",
+            "moments": f"of {num_measured} of {train.count} train samples",
+            "validation": how,
+            "labels_sha256": hashlib.sha256(labels.tobytes()).hexdigest(),
+        },
     )

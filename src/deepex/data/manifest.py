@@ -94,7 +94,8 @@ class Manifest:
     @property
     def digest(self) -> str:
         """A SHA-256 of all that decides what a run learns from: the files and how their values are read, not their history."""
-        table = {key: value for key, value in asdict(self).items() if key not in ("name", "source")}
+        history = {"name"} if self.order == "dealt" else {"name", "source"}
+        table = {key: value for key, value in asdict(self).items() if key not in history}
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
     @property

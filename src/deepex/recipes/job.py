@@ -128,6 +128,8 @@ def pick_device(asked: str, local_rank: int) -> torch.device:
 def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: str, threads: int) -> dict[str, Any]:
     """What was chosen for a run, and why: the facts of run.json that the configuration does not hold."""
     parameters = sum(parameter.numel() for parameter in job.network.parameters())
+    manifest = job.dataset.manifest
+    kept = {"scale": list(manifest.scale), "mean": list(manifest.mean), "deviation": list(manifest.deviation), **manifest.source}
     return {
         "ranks": comm.size,
         "nodes": comm.place.num_nodes,
@@ -139,6 +141,7 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
         "layout": {"kind": job.config.layout, "reason": layout_reason},
         "step": {"kind": "eager", "reason": "PyTorch's operators one by one"},
         "network": {"name": job.config.net, "parameters": parameters},
-        "dataset": {"name": job.dataset.manifest.name, "digest": job.dataset.manifest.digest},
-        "samples": {name: part.count for name, part in job.dataset.manifest.parts.items()},
+        "dataset": {"name": manifest.name, "digest": manifest.digest},
+        "samples": {name: part.count for name, part in manifest.parts.items()},
+        **({"data": kept} if manifest.order == "dealt" else {}),  # a packed dataset keeps its own manifest
     }
