@@ -319,6 +319,6 @@ def test_a_run_does_not_go_on_with_other_labels(tmp_path: Path) -> None:
     config = deepex.RunConfig(net="tests.networks:normed", data=str(path), data_options=options, batch=8, epochs=1)
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     with h5py.File(path, "r+") as file:
-        file["entry/class"][:] = file["entry/class"][::-1]
+        file["entry/class"][:] = file["entry/class"][:][::-1]
     with pytest.raises(RunError, match="was trained on another dataset"):
         deepex.train(dataclasses.replace(config, epochs=2), SoloCommunicator(), out=run.path, resume=True)
