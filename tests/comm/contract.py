@@ -186,9 +186,10 @@ def main(kind: str) -> None:
         results = comm.gather(found)
         report[check.__name__] = next((f"rank {r}: {text}" for r, text in enumerate(results) if text != "ok"), "ok")
     if comm.rank == 0:
-        print(json.dumps({"size": comm.size, "checks": report}))
+        print(json.dumps({"kind": kind, "size": comm.size, "checks": report}))
     comm.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for each in sys.argv[1:]:
+        main(each)

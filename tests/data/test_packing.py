@@ -268,10 +268,10 @@ def test_bad_samples_may_be_skipped_after_all_without_beginning_anew(tmp_path: P
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("trouble", ["interrupt", "bad"])
 def test_workers_do_not_finish_their_files_for_nothing(tmp_path: Path, trouble: str) -> None:
-    """Each of the two would need 120 seconds for its file, of 60 blocks."""
-    per_file = 60 * 43_690
+    """Each of the two would need 90 seconds for its file, of 120 blocks."""
+    per_file = 120 * 43_690
     images = Numbered(2 * per_file, block=1, bad=frozenset({per_file + 5} if trouble == "bad" else ()))
-    images.pause = 2.0
+    images.pause = 0.75
     wanted: Any = KeyboardInterrupt if trouble == "interrupt" else DataError
     tell = interrupted_after(0) if trouble == "interrupt" else None
     with pytest.raises(wanted):
