@@ -127,7 +127,8 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
         ),
     ] = None,
     dtype: Annotated[
-        StoredType | None, typer.Option(help="Store as this; by default bytes for integers that fit.", show_default=False)
+        StoredType | None,
+        typer.Option(help="Store as this, rounded; by default bytes for 0 to 255, else float32.", show_default=False),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Keep this many train samples, drawn at random.", show_default=False)] = None,
     validation_limit: Annotated[
@@ -144,7 +145,11 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
     ] = False,
     classes: Annotated[
         str | None,
-        typer.Option(help="Names of the classes, from class 0: 'cat,dog', or @FILE with one on each line.", show_default=False),
+        typer.Option(
+            help="Names of the classes, from class 0: 'cat,dog', or @FILE with one on each line. The source's own names in another "
+            "order number its classes anew.",
+            show_default=False,
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The dataset's name; by default that of SOURCE.", show_default=False)] = None,
     scale: Annotated[
