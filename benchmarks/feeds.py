@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 from typing_extensions import override
 
 import bench
@@ -64,7 +64,7 @@ class PackedBatches(PackedSamples):
         return torch.from_numpy(images), torch.from_numpy(labels)
 
 
-class Order:
+class Order(Sampler[list[int]]):
     """The batches of an epoch, as DataLoader's batch sampler."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class LoaderFeed(Feed):
         self._samples, self._device, self._order = samples, device, Order()
         self._loader: Any = DataLoader(
             PackedBatches(part) if form == "batches" else PackedSamples(part),
-            batch_sampler=self._order,  # type: ignore[arg-type]
+            batch_sampler=self._order,
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",

@@ -17,7 +17,7 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -45,6 +45,11 @@ class NpyHeader:
     dtype: np.dtype[Any]
     fortran_order: bool
     offset: int
+
+    @property
+    def order(self) -> Literal["C", "F"]:
+        """How numpy calls the order of the values."""
+        return "F" if self.fortran_order else "C"
 
 
 def read_header(path: Path) -> NpyHeader:
@@ -76,8 +81,7 @@ def map_npy(path: Path, header: NpyHeader | None = None) -> NDArray[Any]:
     header = header or read_header(path)
     if math.prod(header.shape) == 0:  # an empty range cannot be mapped
         return np.empty(header.shape, header.dtype)
-    order = "F" if header.fortran_order else "C"
-    mapped = np.memmap(path, header.dtype, "r", header.offset, header.shape, order)  # type: ignore[call-overload]
+    mapped = np.memmap(path, header.dtype, "r", header.offset, header.shape, header.order)
     # As a plain array: each slice of a np.memmap object would carry its attributes along, at many times the cost.
     return np.asarray(mapped)
 
@@ -98,8 +102,7 @@ def load_compressed(path: Path) -> NDArray[Any]:
         raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions and that it is a file") from error
     if len(values) != expected:
         raise DataError(f"{path} has {len(values)} bytes of values or more; its header promises {expected}: restore the file")
-    order = "F" if header.fortran_order else "C"
-    return np.frombuffer(values, header.dtype).reshape(header.shape, order=order)  # type: ignore[call-overload,no-any-return]
+    return np.frombuffer(values, header.dtype).reshape(header.shape, order=header.order)
 
 
 def write_npy(path: Path, array: NDArray[Any], *, flush: bool = True) -> str:

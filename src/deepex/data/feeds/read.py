@@ -32,7 +32,7 @@ class Stopped(Exception):  # noqa: N818 - no error: whoever reads was told to st
     """Reading was broken off on request."""
 
 
-class Unlike(Exception):  # noqa: N818
+class Unlike(Exception):  # noqa: N818 - whoever knows the name of the file makes an error of it
     """A file is not of the size that its dataset promises."""
 
 

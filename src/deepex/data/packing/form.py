@@ -25,7 +25,7 @@ class Form:
     round do not fit.
     """
 
-    dtype: str
+    dtype: Literal["uint8", "float16", "float32"]
     quantise: tuple[float, float] | None = None
     skip_bad: bool = False
     compress: bool = False

@@ -48,15 +48,14 @@ def choose(
         held_out, order = order[:cut], order[cut:]
     if not shuffle:
         order, held_out = np.sort(order), np.sort(held_out)
-    first = _first_of_each_class if balance else _first
-    chosen = {"train": Chosen(source.train, first(order, source.train, limit))}
+
+    def kept(order: NDArray[np.int64], images: Images, limit: int | None) -> Chosen:
+        return Chosen(images, _first_of_each_class(order, images, limit) if balance else order[:limit])
+
+    chosen = {"train": kept(order, source.train, limit)}
     if validation is not None:
-        chosen["validation"] = Chosen(validation, first(held_out, validation, validation_limit))
+        chosen["validation"] = kept(held_out, validation, validation_limit)
     return chosen
-
-
-def _first(order: NDArray[np.int64], images: Images, limit: int | None) -> NDArray[np.int64]:  # noqa: ARG001 - as below
-    return order[:limit]
 
 
 def _first_of_each_class(order: NDArray[np.int64], images: Images, limit: int | None) -> NDArray[np.int64]:

@@ -44,7 +44,7 @@ def summarise(
     return Manifest(
         name=config.name or "dataset",
         shape=(channels, height, width),
-        dtype=form.dtype,  # type: ignore[arg-type]
+        dtype=form.dtype,
         layout="NHWC",
         classes=classes,
         order="given" if config.given_order else "shuffled",

@@ -55,8 +55,13 @@ class FileReport:
     def packed(self) -> PackedFile:
         """The entry of the manifest."""
         labels = None if self.labels_sha256 is None else f"{self.stem}-labels.npy"
-        digests = {"images_sha256": self.images_sha256, "labels_sha256": self.labels_sha256}
-        return PackedFile(images=self.images, labels=labels, count=self.count, **digests)  # type: ignore[arg-type]
+        return PackedFile(
+            images=self.images,
+            labels=labels,
+            count=self.count,
+            images_sha256=self.images_sha256,
+            labels_sha256=self.labels_sha256,
+        )
 
 
 def write_file(images: Images, task: FileTask, form: Form, advance: Callable[[int], None]) -> FileReport:
