@@ -181,7 +181,7 @@ def test_a_missing_manifest_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no manifest\.json, so it is not a packed dataset.*deepex data pack"):
         load(tmp_path)
     (tmp_path / ".packing").touch()
-    with pytest.raises(DataError, match=r"did not finish .*run the same deepex data pack again"):
+    with pytest.raises(DataError, match=r"did not finish .*run the same command again"):
         load(tmp_path)
 
 

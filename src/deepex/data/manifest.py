@@ -194,7 +194,7 @@ def _missing(directory: Path) -> str:
     if not directory.is_dir():
         return f"there is no directory {directory}; make a dataset there with: deepex data pack SOURCE {directory}"
     if (directory / MARKER_NAME).exists():
-        return f"the packing into {directory} did not finish (no {FILE_NAME}); run the same deepex data pack again"
+        return f"the packing into {directory} did not finish (no {FILE_NAME}); run the same command again"
     return f"{directory} has no {FILE_NAME}, so it is not a packed dataset; make one with: deepex data pack SOURCE OUT"
 
 
