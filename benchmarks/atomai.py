@@ -1,14 +1,12 @@
 """Whether the AtomAI dataset is a problem: what a linear classifier makes of its pixels, and what ResNet-18 does.
 
-    deepex data make atomai packed/atomai --images 27000
-    python benchmarks/atomai.py packed/atomai --keep
+    python benchmarks/atomai.py packed/atomai                 # made first, 27,000 images, if it is not there
     python benchmarks/atomai.py packed/atomai --only linear   # without ResNet-18, for a machine that has no GPU
 
 Both are trained by DeepEx on one train part and scored on the validation part, whose specimens are others. The linear classifier
 (multinomial logistic regression on the standardised pixels) gets its best of several rates and weight decays, and its best epoch,
 and it is said whether that rate is the least or greatest of those tried; ResNet-18 has one setting and its last epoch, for three
-seeds. Simple statistics are tried too: a classifier of the total, the
-deviation and the radial profile.
+seeds. Simple statistics are tried too: a classifier of the total, the deviation and the radial profile.
 """
 
 import argparse
@@ -99,16 +97,18 @@ def try_statistics(data: str, classes: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="is AtomAI a problem?")
-    parser.add_argument("data")
+    parser.add_argument("data", help="the packed dataset; made, and its making timed, if it is not there")
+    parser.add_argument("--images", type=int, default=27_000, help="how many to make")
     parser.add_argument("--keep", action="store_true", help="write the record into benchmarks/records")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", choices=["linear", "resnet18"], help="leave the other out")
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
+    result: dict[str, Any] = {"made": bench.made("atomai", options.data, options.images)}
     manifest = PackedDataset.open(options.data).manifest
-    command = manifest.source["command"]
-    result: dict[str, Any] = {"dataset": {"command": command, "parts": {k: part.count for k, part in manifest.parts.items()}}}
+    parts = {name: part.count for name, part in manifest.parts.items()}
+    result["dataset"] = {"command": manifest.source["command"], "parts": parts, "digest": manifest.digest}
     rows = [("chance", f"{1 - 1 / len(manifest.classes):.1%}")]
     with tempfile.TemporaryDirectory(prefix="deepex-atomai-") as name:
         if options.only != "resnet18":

@@ -1,7 +1,6 @@
 """Whether the CVAE's latent space tells folded from unfolded: trained on contact maps alone, shown with what it was never told.
 
-    deepex data make pf packed/pf --images 100000
-    python benchmarks/pf.py packed/pf --keep --figure docs/pf-latent.png
+    python benchmarks/pf.py packed/pf --figure docs/pf-latent.png       # made first, 100,000 maps, if it is not there
 
 The paper's CVAE is trained by DeepEx on the train part. Each validation map (from trajectories of their own) is encoded to its
 three latent means, and compared with its fraction of native contacts, Q. Three numbers: how much of Q's variance the three
@@ -11,7 +10,6 @@ space is of the same kind.
 """
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -85,15 +83,16 @@ def draw(latent: np.ndarray, native: np.ndarray, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="does the latent space tell folded from unfolded?")
-    parser.add_argument("data")
+    parser.add_argument("data", help="the packed dataset; made, and its making timed, if it is not there")
+    parser.add_argument("--images", type=int, default=100_000, help="how many to make")
     parser.add_argument("--keep", action="store_true", help="write the record into benchmarks/records")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--recipe", default="pf")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--figure", type=Path)
-    parser.add_argument("--out", type=Path, help="a directory for the result and the latent coordinates")
     options = parser.parse_args()
+    making = bench.made("pf", options.data, options.images)
     dataset = PackedDataset.open(options.data)
     results = []
     for seed in range(1, options.seeds + 1):
@@ -105,13 +104,18 @@ def main() -> None:
             rmse = [epoch.validation.rmse for epoch in run.epochs() if epoch.validation is not None]
         results.append(separation(latent, native) | {"rmse": rmse})
         print({key: value for key, value in results[-1].items() if key != "rmse"}, f"rmse {rmse[-1]:.4f}", flush=True)
-        if seed == 1 and options.out is not None:
-            np.savez(options.out / "latent.npz", latent=latent, native=native)
         if seed == 1 and options.figure is not None:
             draw(latent, native, options.figure)
     manifest = dataset.manifest
     parts = {name: part.count for name, part in manifest.parts.items()}
-    result = {"dataset": {"command": manifest.source["command"], "parts": parts}, "epochs": options.epochs, "seeds": results}
+    result = {
+        "made": making,
+        "dataset": {"command": manifest.source["command"], "parts": parts, "digest": manifest.digest},
+        "recipe": options.recipe,
+        "precision": options.precision,
+        "epochs": options.epochs,
+        "seeds": results,
+    }
     rows = [
         (what, ", ".join(f"{each[key]:.3f}" for each in results))
         for what, key in (
@@ -121,8 +125,6 @@ def main() -> None:
         )
     ]
     bench.print_table("PF: the latent space of the validation part, each seed", ("what", "value"), rows)
-    if options.out is not None:
-        (options.out / "pf.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     bench.write_record("pf", result, keep=options.keep)
 
 
