@@ -321,7 +321,7 @@ def test_without_abtem_the_remedy_is_named(monkeypatch):
         DiffractionPatterns(10, seed=0, part="train")
 
 
-def test_without_cupy_auto_is_the_cpu_and_gpu_is_refused(monkeypatch):
+def test_the_default_is_the_cpu_and_without_cupy_gpu_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert DiffractionPatterns(10, seed=0, part="train").description["engine"] == "cpu"
     with pytest.raises(DataError, match="use engine 'cpu'"):

@@ -9,7 +9,7 @@ Nine of ten images are for training, the tenth for validation, from specimens or
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from deepex.data.manifest import Manifest
 from deepex.data.pack import pack_source
@@ -31,7 +31,7 @@ class MakeConfig:
 
     images: int
     seed: int = 1
-    engine: str = "auto"
+    engine: Literal["cpu", "gpu"] = "cpu"
     keep: Path | None = None
     compress: bool = False
 
@@ -74,10 +74,9 @@ def _atomai(config: MakeConfig) -> Source:
     from deepex.data.simulation.diffraction import CLASSES, DiffractionPatterns
 
     train, validation = _counts(config.images, len(CLASSES))
-    engine: Any = config.engine
     return Source(
-        train=DiffractionPatterns(train, seed=config.seed, part="train", engine=engine),
-        validation=DiffractionPatterns(validation, seed=config.seed, part="validation", engine=engine),
+        train=DiffractionPatterns(train, seed=config.seed, part="train", engine=config.engine),
+        validation=DiffractionPatterns(validation, seed=config.seed, part="validation", engine=config.engine),
         classes=CLASSES,
     )
 

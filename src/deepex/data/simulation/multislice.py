@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepex.errors import DataError
 
-Engine = Literal["cpu", "gpu", "auto"]
+Engine = Literal["cpu", "gpu"]
 
 ENERGY = 100e3  # eV
 SEMIANGLE = 8.0  # mrad: discs of most crystals overlap, of those with the shortest lattice they stand apart
@@ -41,17 +41,14 @@ class Shot:
     shift: tuple[float, float] = (0.0, 0.0)
 
 
-def find_device(engine: Engine) -> Literal["cpu", "gpu"]:
-    """Choose where abTEM computes; "auto" is the GPU where CuPy imports and sees one."""
+def check_engine(engine: Engine) -> None:
+    """Refuse where abTEM cannot compute."""
     load_abtem()
-    if engine not in {"cpu", "gpu", "auto"}:
-        raise DataError(f"engine is {engine!r}; it is one of cpu, gpu, auto")
-    if engine == "cpu":
-        return "cpu"
-    trouble = _cupy_trouble()
-    if trouble and engine == "gpu":
+    if engine not in get_args(Engine):
+        raise DataError(f"engine is {engine!r}; it is one of {', '.join(get_args(Engine))}")
+    trouble = _cupy_trouble() if engine == "gpu" else None
+    if trouble:
         raise DataError(f"engine is 'gpu', but {trouble}; use engine 'cpu', or install CuPy for your CUDA on a machine with a GPU")
-    return "cpu" if trouble else "gpu"
 
 
 def load_abtem() -> Any:
@@ -64,7 +61,7 @@ def load_abtem() -> Any:
         ) from error
 
 
-def expected_patterns(atoms: Any, shots: Sequence[Shot], device: Literal["cpu", "gpu"] = "cpu") -> NDArray[np.float32]:
+def expected_patterns(atoms: Any, shots: Sequence[Shot], device: Engine = "cpu") -> NDArray[np.float32]:
     """Compute the share of the beam's electrons that each detector pixel gets, (shots, 120, 85), without noise."""
     abtem = load_abtem()
     planes = sorted({shot.slices - 1 for shot in shots})
