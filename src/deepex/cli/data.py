@@ -104,7 +104,10 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
         ),
     ] = "0.1",
     validation_labels: Annotated[
-        str | None, typer.Option(help="The labels of the source given by --validation.", show_default=False)
+        str | None,
+        typer.Option(
+            help="The labels of the source given by --validation, or of the validation images in SOURCE.", show_default=False
+        ),
     ] = None,
     resize: Annotated[
         str | None, typer.Option(help="Pixels of the shorter side (256), or HEIGHTxWIDTH exactly.", show_default=False)

@@ -49,11 +49,14 @@ _REMEDY: Final = (
 class Hdf5Config:
     """Where images and labels are (by default under the usual names); the share held out if there is no validation part.
 
+    `validation_labels`: where the labels of a validation part are, if `labels` says where those of the train part are.
+
     `scale`: the values that map to 0 and 1; by default 0 to 255 for bytes, and what the measured samples have for others.
     """
 
     images: str | None = None
     labels: str | None = None
+    validation_labels: str | None = None
     layout: Layout | None = None
     validation: float = 0.1
     scale: tuple[float, ...] = ()
@@ -87,7 +90,8 @@ class Hdf5Dataset:
     @classmethod
     def open(cls, path: Path, config: Hdf5Config) -> "Hdf5Dataset":
         """Open the files that `path` is or has, and measure their samples, or some."""
-        source = open_hdf5(find_hdf5(path), images=config.images, labels=config.labels, layout=config.layout)
+        names: dict[str, Any] = {"images": config.images, "labels": config.labels, "held_labels": config.validation_labels}
+        source = open_hdf5(find_hdf5(path), layout=config.layout, **names)
         parts, how = _deal(source, config.validation, path)
         labels = [one.labels for one in (source.train, source.validation) if one is not None and one.labels is not None]
         classes = tuple(map(str, range(1 + max(int(each.max()) for each in labels)))) if labels else ()

@@ -56,12 +56,14 @@ def pack(
     share, held = (0.0, Path(validation)) if isinstance(validation, Path | str) else (validation, None)
     held_labels = None if validation_labels is None else str(validation_labels)
     reading, packing = split_options(options | {"validation": share})
+    if held is None:
+        reading = replace(reading, validation_labels=held_labels)
     inputs = [p for p in (path, held, reading.topology, _as_file(reading.labels), _as_file(held_labels)) if p is not None]
 
     def find() -> Source:
         source = open_source(path, reading)
         if held is None:
-            if held_labels is not None:
+            if held_labels is not None and source.validation is None:
                 raise DataError(f"validation labels {held_labels} were given without validation images; name their file too")
             check_options(reading, None, [(path, source)])
             return numbered_by(source, packing.classes)
@@ -160,4 +162,4 @@ def _as_file(text: str | None) -> Path | None:
 
 def _same_labels(reading: SourceConfig) -> str | None:
     """The labels of the validation source: under the same name within its file, but not the same file."""
-    return reading.labels if reading.images is not None else None
+    return reading.labels if reading.images is not None or _as_file(reading.labels) is None else None

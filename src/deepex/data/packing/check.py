@@ -19,6 +19,7 @@ _TRAJECTORIES: Final = "trajectories, with --topology"
 _ONLY_FOR: Final = {
     "images": "HDF5 and .npz files",
     "labels": "HDF5, .npz, .npy and IDX files",
+    "validation_labels": "HDF5 and .npz files with validation images",
     "layout": "HDF5, .npz, .npy and IDX files",
     "matrix": "matrices as text",
     "select": _TRAJECTORIES,
@@ -31,14 +32,13 @@ _ONLY_FOR: Final = {
 def check_options(reading: SourceConfig, held_labels: str | None, sources: Sequence[tuple[Path, Source]]) -> None:
     """What was given must have an effect: labels on the source that they are for, the rest on any."""
     default = SourceConfig()
-    given = [(f"--{key}", key, getattr(reading, key), sources[:1] if key == "labels" else sources) for key in _ONLY_FOR]
-    given.append(("--validation-labels", "labels", held_labels, sources[1:]))
-    for flag, key, value, found in given:
+    given = [(key, key, getattr(reading, key), sources[:1] if key == "labels" else sources) for key in _ONLY_FOR]
+    given.append(("validation_labels", "labels", held_labels, sources[1:]))
+    for name, key, value, found in given:
         if value != getattr(default, key) and not any(key in source.options for _, source in found):
-            _, *words = option_words(key, value)
             raise DataError(
-                f"{' '.join((flag, *words))} was given, but has no effect on {found[0][0]}: it is for {_ONLY_FOR[key]} only; "
-                "leave it out"
+                f"{' '.join(option_words(name, value))} was given, but has no effect on {found[0][0]}: it is for "
+                f"{_ONLY_FOR[key]} only; leave it out"
             )
 
 

@@ -46,6 +46,7 @@ _TRAJECTORY_SUFFIXES: Final = (
     ".gro",
     ".tng",
 )
+_NAMED: Final = ("images", "labels", "validation_labels", "layout")
 _LISTED_IMAGE: Final = re.compile(r"\.(png|jpe?g|jpe)\b", re.IGNORECASE)
 _KINDS: Final = (
     "a folder of PNG or JPEG files (one folder per class), a list file, HDF5, .npy, .npz, IDX (MNIST), CIFAR's binary version, "
@@ -57,7 +58,8 @@ _KINDS: Final = (
 class SourceConfig:
     """How a source is read; what is None is found out or left as it is.
 
-    `images`, `labels`: names within an HDF5 or .npz file; `labels` is a file for one IDX or .npy file. `layout`: the order of an
+    `images`, `labels`: names within an HDF5 or .npz file, and `validation_labels` of validation images in the same file; `labels`
+    is a file for one IDX or .npy file, and may be one for .npz. `layout`: the order of an
     array's dimensions. `resize`: the shorter side, or (height, width). `crop`: (height, width) from the middle. `channels`: 1 or 3;
     monochrome is replicated. `dtype`: how samples will be stored, which decides whether 16-bit pictures fit. `convert`: accept
     CMYK, transparent, 16-bit and animated pictures; `max_pixels`: refuse larger ones before they are decoded. `topology`,
@@ -66,6 +68,7 @@ class SourceConfig:
 
     images: str | None = None
     labels: str | None = None
+    validation_labels: str | None = None
     layout: Layout | None = None
     resize: int | tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
@@ -84,6 +87,11 @@ class SourceConfig:
     def read_dtype(self) -> Literal["uint8", "float32"] | None:
         """The type in which pictures and texts are read for the one in which they will be stored."""
         return None if self.dtype is None else "uint8" if self.dtype == "uint8" else "float32"
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """Where images and labels are within a file."""
+        return {"images": self.images, "labels": self.labels, "held_labels": self.validation_labels}
 
     @property
     def geometry(self) -> Geometry:
@@ -159,13 +167,7 @@ def _first_files(path: Path) -> list[str]:
 
 def _open_file(path: Path, config: SourceConfig) -> Source:
     if begins_with(path, b"PK"):
-        if config.labels is not None and config.images is None:
-            raise DataError(
-                f"--labels {config.labels} was given, but {path} brings its own labels; leave --labels out, or name "
-                "the images too with --images"
-            )
-        source = open_npz(path, config.layout, images=config.images, labels=config.labels)
-        return replace(source, options=("images", "labels", "layout"))
+        return replace(open_npz(path, config.layout, **config.names), options=_NAMED)
     name = path.name.lower()
     if begins_with(path, _HDF5_MAGIC) or (name.endswith(_HDF5_SUFFIXES) and not begins_with(path, b"\0\0")):
         return _open_hdf5([path], config)
@@ -180,8 +182,7 @@ def _open_file(path: Path, config: SourceConfig) -> Source:
 def _open_hdf5(paths: list[Path], config: SourceConfig) -> Source:
     from deepex.data.source.hdf5 import open_hdf5
 
-    source = open_hdf5(paths, images=config.images, labels=config.labels, layout=config.layout)
-    return replace(source, options=("images", "labels", "layout"))
+    return replace(open_hdf5(paths, layout=config.layout, **config.names), options=_NAMED)
 
 
 def _open_text(path: Path, config: SourceConfig) -> Source:

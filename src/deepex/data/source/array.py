@@ -26,15 +26,10 @@ from deepex.data.source import stream
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.idx import read_idx, stream_header
 from deepex.data.source.layout import Layout, checked_labels, listed, to_nhwc
+from deepex.data.source.names import Names, usual, with_labels
 from deepex.errors import DataError
 
 MNIST_NAME = re.compile(r"(?P<part>train|t10k)-(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz)?")
-# Train images, train labels, validation images, validation labels: as in the files of Keras, and as people name theirs.
-_NPZ_NAMES = (
-    ("x_train", "y_train", "x_test", "y_test"),
-    ("images", "labels", "", ""),
-    ("x", "y", "", ""),
-)
 
 
 @final
@@ -74,28 +69,40 @@ def open_mnist(directory: Path, layout: Layout | None) -> Source:
     return Source(train=samples["train"], validation=samples.get("t10k"))
 
 
-def open_npz(path: Path, layout: Layout | None, *, images: str | None = None, labels: str | None = None) -> Source:
-    """Open an archive of arrays, under the usual names or those given."""
-    choices = _NPZ_NAMES if images is None else ((images, labels or "", "", ""),)
+def open_npz(
+    path: Path, layout: Layout | None, *, images: str | None = None, labels: str | None = None, held_labels: str | None = None
+) -> Source:
+    """Open an archive of arrays, under the usual names or those given; labels may also be in a file of their own."""
     try:
         # Opened here because numpy forgets to close a damaged archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            for names in choices:
-                if names[0] in archive.files:
-                    streamed = _streamed_npz(path, names, layout)
-                    if streamed is not None:
-                        return streamed
-                    arrays = [archive[name] if name in archive.files else None for name in names]
-                    break
-            else:
+            has = archive.files.__contains__
+            names = usual(has) if images is None else Names(images) if has(images) else None
+            if names is None:
                 raise DataError(_no_such_array(path, archive.files, images))
+            names = with_labels(names, path, labels, held_labels)
+            train = _npz_part(path, archive, names.images, names.labels, layout)
+            held = None if names.held_images is None else _npz_part(path, archive, names.held_images, names.held_labels, layout)
+            return Source(train=train, validation=held)
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not a whole array file (.npz): {error}; restore it or save it with numpy.savez") from error
-    pair = (path, None)
-    train = _images(arrays[0], arrays[1], path, pair, layout)
-    if arrays[2] is None:
-        return Source(train=train)
-    return Source(train=train, validation=_images(arrays[2], arrays[3], path, pair, layout))
+
+
+def _npz_part(path: Path, archive: Any, images: str, labels: str | None, layout: Layout | None) -> Images:
+    file = None
+    if labels is None or labels in archive.files:
+        classes = None if labels is None else archive[labels]
+    elif Path(labels).is_file():
+        file = Path(labels)
+        classes = _read_array(file)
+    else:
+        raise DataError(
+            f"{path} has no array {labels!r}, and there is no such file either; it has {listed(archive.files)}: name one of these, "
+            "or a file, with --labels"
+        )
+    if archive.zip.getinfo(f"{images}.npy").file_size > stream.MOST_BYTES:
+        return _streamed_member(path, archive.zip, images, (classes, file), layout)
+    return _images(archive[images], classes, path, (path, file), layout)
 
 
 def open_array(path: Path, labels: Path | None, layout: Layout | None) -> Source:
@@ -126,35 +133,23 @@ def _streamed_idx(pair: tuple[Path, Path | None], layout: Layout | None) -> Imag
     )
 
 
-def _streamed_npz(path: Path, names: tuple[str, ...], layout: Layout | None) -> Source | None:
-    """An archive with an array that is too large for memory."""
-    with zipfile.ZipFile(path) as archive:
-        sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
-    if all(sizes.get(name, 0) <= stream.MOST_BYTES for name in names):
-        return None
-    pairs = [(images, labels) for images, labels in (names[:2], names[2:]) if images in sizes]
-    parts = [_streamed_member(path, images, labels, layout) for images, labels in pairs]
-    return Source(train=parts[0], validation=parts[1] if len(parts) > 1 else None)
-
-
-def _streamed_member(path: Path, images: str, labels: str, layout: Layout | None) -> Images:
-    with zipfile.ZipFile(path) as archive:
-        with archive.open(f"{images}.npy") as member:
-            header = parse_header(member)
-        classes = None
-        if f"{labels}.npy" in archive.namelist():
-            with archive.open(f"{labels}.npy") as member:
-                classes = np.lib.format.read_array(member, allow_pickle=False)
+def _streamed_member(
+    path: Path, archive: zipfile.ZipFile, images: str, labels: tuple[NDArray[Any] | None, Path | None], layout: Layout | None
+) -> Images:
+    """An array of an archive that is too large for memory."""
+    with archive.open(f"{images}.npy") as member:
+        header = parse_header(member)
     if header.fortran_order:
         raise DataError(f"{path} has {images} in Fortran order, too large to turn in memory: save it in C order")
+    classes, file = labels
     return stream.StreamedImages(
         partial(stream.open_member, path, f"{images}.npy"),
         offset=header.offset,
         shape=header.shape,
         dtype=header.dtype,
-        labels=_labels_for(header.shape[0], classes, path, path),
+        labels=_labels_for(header.shape[0], classes, path, file or path),
         path=path,
-        files=[path.name],
+        files=[each.name for each in (path, file) if each is not None],
         layout=layout,
     )
 
@@ -163,8 +158,8 @@ def _no_such_array(path: Path, present: list[str], asked: str | None) -> str:
     if asked is not None:
         return f"{path} has no array {asked!r}; it has {listed(present)}: name one of these with --images"
     return (
-        f"{path} has the arrays {listed(present)}; it must have x_train (with y_train, x_test, y_test), images (with labels) or x "
-        "(with y): name it with --images, or save it again with numpy.savez under these names"
+        f"{path} has the arrays {listed(present)}; it must have x_train (with y_train, x_test, y_test), images (with labels), or "
+        "another pair of names in use: name it with --images, or save it again with numpy.savez under these names"
     )
 
 

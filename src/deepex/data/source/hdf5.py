@@ -153,13 +153,18 @@ class Hdf5Images(Images):
         return handle, handle[table.key].id
 
 
-def open_hdf5(paths: Sequence[Path], *, images: str | None, labels: str | None, layout: Layout | None) -> Source:
-    """Open the files in the order of their names; `images` and `labels` are paths of datasets, found by usual names if None."""
+def open_hdf5(
+    paths: Sequence[Path], *, images: str | None, labels: str | None, layout: Layout | None, held_labels: str | None = None
+) -> Source:
+    """Open the files in the order of their names.
+
+    `images`, `labels` and, for a validation part in these files, `held_labels` are paths of datasets, found by usual names if None.
+    """
     ordered = sorted(paths, key=lambda path: (path.name, path))
     if not ordered:
         raise DataError("no HDF5 file was given; name at least one")
     with opened(ordered[0]) as file:
-        names = find(file, ordered[0], images, labels)
+        names = find(file, ordered[0], images=images, labels=labels, held_labels=held_labels)
     train = _part(ordered, names.images, names.labels, layout)
     held = None if names.held_images is None else _part(ordered, names.held_images, names.held_labels, layout)
     return Source(train=train, validation=held)

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from deepex.data.source.layout import listed
-from deepex.data.source.part import HELD_OUT
+from deepex.data.source.names import LABELS, Names, usual, with_labels
 from deepex.errors import DataError
 
 # All that h5py was seen to raise for damaged files: of these SystemError is for names that are not UTF-8.
@@ -27,23 +27,6 @@ _MOST_BAND_BYTES: Final = 1 << 30
 _SMALL_CACHE_BYTES: Final = 1 << 20
 _MOST_LISTED: Final = 1000
 _NO_LOCKS: Final = ("errno = 37", "errno = 38", "errno = 95")  # ENOLCK, ENOSYS, EOPNOTSUPP: file systems without locks
-_PAIRS: Final = (
-    ("x_{}", "y_{}"),
-    ("{}/images", "{}/labels"),
-    ("{}/data", "{}/labels"),
-    ("{}/x", "{}/y"),
-    ("{}_images", "{}_labels"),
-)
-_SINGLE: Final = (("images", "labels"), ("data", "labels"), ("data", "label"), ("x", "y"), ("X", "y"))
-
-
-class Names(NamedTuple):
-    """Paths of datasets: train and validation."""
-
-    images: str
-    labels: str | None = None
-    held_images: str | None = None
-    held_labels: str | None = None
 
 
 class Stored(NamedTuple):
@@ -91,25 +74,13 @@ def opened(path: Path, cache_bytes: int = _SMALL_CACHE_BYTES) -> Any:
         raise DataError(f"{path} cannot be read as HDF5: {reason(error)}; restore it, or write it again") from error
 
 
-def find(file: Any, path: Path, images: str | None, labels: str | None) -> Names:
+def find(file: Any, path: Path, *, images: str | None, labels: str | None, held_labels: str | None = None) -> Names:
     """Take the datasets that were named, else those under names that people use, else the only one that can be images."""
     try:
-        names = Names(images, labels) if images is not None else _usual(file) or Names(_only(file, path))
+        names = Names(images) if images is not None else usual(lambda key: _has(file, key)) or _only(file, path)
     except ERRORS as error:
         raise DataError(f"the contents of {path} cannot be listed: {reason(error)}; restore it, or write it again") from error
-    return names if labels is None else names._replace(labels=labels)
-
-
-def _usual(file: Any) -> Names | None:
-    for pair in _PAIRS:
-        images, labels = (name.format("train") for name in pair)
-        if _has(file, images):
-            held = [part for part in HELD_OUT if _has(file, pair[0].format(part))]
-            held_pair = tuple(name.format(held[0]) for name in pair) if held else (None, None)
-            return Names(*(name if name and _has(file, name) else None for name in (images, labels, *held_pair)))  # type: ignore[arg-type]
-    present = [pair for pair in _SINGLE if _has(file, pair[0])]
-    labelled = [pair for pair in present if _has(file, pair[1])]
-    return Names(*labelled[0]) if labelled else Names(present[0][0]) if present else None
+    return with_labels(names, path, labels, held_labels)
 
 
 def _has(file: Any, key: str) -> bool:
@@ -118,7 +89,8 @@ def _has(file: Any, key: str) -> bool:
     return key in file and file.get(key, getclass=True) is h5py.Dataset
 
 
-def _only(file: Any, path: Path) -> str:
+def _only(file: Any, path: Path) -> Names:
+    """The one dataset that can be images, with the labels beside it that are as many."""
     shapes = _contents(file)
     fitting = [key for key, shape in shapes.items() if len(shape) in (3, 4)]
     if len(fitting) != 1:
@@ -127,7 +99,10 @@ def _only(file: Any, path: Path) -> str:
             f"{path} has {what} of 3 or 4 dimensions, so it is not clear which are the images; it has "
             f"{listed([f'{key} {shape}' for key, shape in shapes.items()], 16)}: name one with --images"
         )
-    return fitting[0]
+    images = fitting[0]
+    beside = [images[: images.rfind("/") + 1] + name for name in LABELS]
+    as_many = (shapes[images][0],)
+    return Names(images, next((key for key in beside if shapes.get(key) in (as_many, (*as_many, 1))), None))
 
 
 def _contents(file: Any) -> dict[str, tuple[int, ...] | str]:
