@@ -1,9 +1,11 @@
 """What the ranks of a node read for each other: `mpiexec -n 3 python -m tests.data.reading WHAT DATA KIND-ORDER[-unverified]…`.
+`--nodes=2+1` spreads three ranks over two nodes.
 
 Rank 0 prints what each case gave, rank by rank. `batches`: all ranks train two epochs, and tell which files they opened how often,
 and how much each request asked for. `failure`: what `next` raised.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -111,6 +113,9 @@ def _order(part: Any, shards: Shards, replica: int, epoch: int, *, shuffled: boo
 if __name__ == "__main__":
     what, data, *cases = (word for word in sys.argv[1:] if not word.startswith("--"))
     work, comm, rows = {"batches": batches, "failure": failure}[what], MpiCommunicator(), {}
+    if "--nodes=2+1" in sys.argv:  # as if the last of three ranks were alone on another node
+        local = {"node": comm.rank // 2, "local_rank": comm.rank % 2, "local_size": 2 - comm.rank // 2}
+        comm.place = dataclasses.replace(comm.place, num_nodes=2, **local)
     watch(Path(data))
     complain = partial(print, file=sys.stderr, flush=True)
     with abort_on_failure(comm, complain, complain):  # or the other ranks would wait for one that found something wrong

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import deepex
 import tests.networks
 from deepex.comm.solo import SoloCommunicator
-from deepex.data.dataset import PackedDataset
+from deepex.data.dataset import PackedDataset, PackedPart
 from deepex.data.feeds import read
 from deepex.data.feeds.cache import Cache
+from deepex.data.feeds.device import DeviceFeed
 from deepex.data.feeds.exchange import Exchange
 from deepex.data.feeds.feed import HostFeed
 from deepex.data.feeds.gate import Gates
 from deepex.data.feeds.node import NodePlan
 from deepex.data.feeds.order import epoch_windows
-from deepex.data.feeds.read import REQUEST_BYTES, Rows, Stopped, Target, hand_over, read_rows, requests
+from deepex.data.feeds.read import REQUEST_BYTES, Rows, Stopped, Target, hand_over, most_rows, read_rows, requests
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.data.feeds.window import Stream
@@ -172,6 +174,15 @@ def test_each_file_is_opened_once_by_one_rank_of_a_node(ranks: int, many_files: 
         assert all(size in sizes for _, requested in found[case] for size in requested), "a small file is one request"
 
 
+def test_nodes_may_have_different_numbers_of_ranks(many_files: Path) -> None:
+    """2 ranks on one node, 1 on another: a file is read once on each, and all get their batches (checked there)."""
+    found = on_ranks(3, "batches", many_files, "--nodes=2+1", *CASES)
+    for case in CASES:
+        nodes = [Counter(found[case][0][0]) + Counter(found[case][1][0]), Counter(found[case][2][0])]
+        assert all(set(opened.values()) == {1} for opened in nodes)
+        assert set().union(*nodes) == {path.name for path in many_files.glob("*.npy")}
+
+
 def test_a_failed_read_reaches_all_ranks(tmp_path: Path) -> None:
     """One file for three ranks: rank 0 reads it, and finds it changed."""
     folder = make_files(tmp_path, 60, 100)
@@ -244,6 +255,23 @@ def test_a_damaged_dataset_ends_a_job_of_ranks_with_2(make_data: MakeData, tmp_p
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
+def test_windows_are_given_back_when_maps_take_over(many_files: Path) -> None:
+    """The rest of a resumed epoch is one segment of each replica; later ones may be several."""
+    part = PackedDataset.open(many_files).part("train")
+    samples = Samples(part, Shards(part.count, 2, 8), range(2), seed=1, shuffled=True)
+    stream, steps = Stream(samples), samples.shards.steps
+    for epoch, segments in enumerate(([(4, steps)], [(0, 4), (4, steps)])):
+        turns = [Turn(replica, *segment) for segment in segments for replica in range(2)]
+        stream.begin(epoch, turns)
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("deepex")]
+        assert len(threads) == 1 - epoch
+        for begin, end in samples.batches(turns):
+            images, labels = samples.empty(end - begin)
+            stream.fill(begin, end, images, labels)
+            assert (labels == part.read(0, part.count)[1][samples.plan(epoch).order[begin:end]]).all()
+    stream.close()
+
+
 def test_a_truncated_file_is_named_before_anything_is_trained(make_data: MakeData, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(make_data(130), data)
@@ -285,6 +313,35 @@ def test_requests_are_large_or_one(count: int, row_bytes: int, first: int) -> No
     sizes = [(high - low) * row_bytes for low, high in found]
     assert len(found) == 1 or min(sizes) >= REQUEST_BYTES
     assert max(sizes) < 2 * REQUEST_BYTES + 2 * row_bytes
+
+
+@example(261, 110, 250)
+@given(st.integers(1, 600), st.integers(1, 600), st.integers(1, 2000))
+def test_no_request_for_a_part_is_larger_than_what_has_room(count: int, part: int, row_kib: int) -> None:
+    """A smaller file may need the larger request."""
+    sizes = [high - low for low, high in requests(0, min(part, count), row_kib << 10)]
+    assert max(sizes) <= most_rows(count, row_kib << 10) <= count
+
+
+@pytest.mark.parametrize("feed", ["host", "device"])
+def test_a_rank_that_stops_reading_tells_the_others_nothing(feed: str, many_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends, for a reason of its own that it tells itself: theirs would come first and hide it."""
+    told: list[BaseException] = []
+    monkeypatch.setattr(Exchange, "fail", lambda _, error: told.append(error))
+    begun = threading.Event()
+
+    def stop(*_: object, **__: object) -> None:
+        begun.set()
+        raise Stopped
+
+    monkeypatch.setattr(PackedPart, "read_file", stop)
+    part = PackedDataset.open(many_files).part("train")
+    samples = Samples(part, Shards(part.count, 1, 8), range(1), seed=1, shuffled=True)
+    made = HostFeed(samples, Cache(samples)) if feed == "host" else DeviceFeed(samples, torch.device("cpu"))
+    made.begin(0, [Turn(0, 0, samples.shards.steps)])
+    assert begun.wait(20)
+    made.close()
+    assert told == []
 
 
 @settings(max_examples=50)

@@ -3,6 +3,7 @@
 import fcntl
 import multiprocessing
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,28 @@ def test_a_copy_works_elsewhere_and_files_are_given_back(tmp_path: Path) -> None
     path.unlink()
     with pytest.raises(DataError, match="is missing"):
         read(copy, np.arange(40))
+
+
+def test_two_threads_may_read_from_more_files_than_are_kept_open(tmp_path: Path) -> None:
+    """Train and validation samples of the same files, each with a reader: what one closes, the other may be about to read."""
+    paths = [tmp_path / f"{k:02d}.h5" for k in range(20)]
+    for path in paths:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("images", data=sample(8), chunks=(8, 4, 5), compression="gzip")
+    images, bad = opened(*paths), list[Any]()
+
+    def work(seed: int) -> None:
+        out = np.empty((1, *images.shape), images.dtype)
+        for number in np.random.default_rng(seed).integers(0, images.count, 1500):
+            bad.extend(images.read(np.array([number]), out))
+            bad.extend([] if (out[0, ..., 0] == sample(8)[number % 8]).all() else [number])
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bad == []
 
 
 def test_more_files_than_are_kept_open(tmp_path: Path) -> None:

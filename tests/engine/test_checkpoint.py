@@ -236,6 +236,32 @@ def test_other_replicas_are_refused(trained: tuple[RunConfig, Path]) -> None:
         deepex.train(_more(config, replicas=2), SoloCommunicator(), out=run, resume=True)
 
 
+def test_replicas_that_are_not_given_stay_as_many(make_data: MakeData, tmp_path: Path) -> None:
+    """By default there are as many as ranks, of which a resumed run may have fewer."""
+    config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=1, replicas=2)
+    deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    run = deepex.train(_more(config, replicas=0), SoloCommunicator(), out=tmp_path / "run", resume=True)
+    assert run.state["replicas"] == 2
+    assert [epoch.samples for epoch in run.epochs()] == [64, 64]
+
+
+@pytest.mark.parametrize("change", ["batch", "seed", "data"])
+def test_within_an_epoch_what_tells_its_samples_stays(
+    change: str, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = SyncConfig(period=2)
+    config = RunConfig(net="tests.networks:normed", data=str(make_data(192)), batch=8, epochs=1, sync=sync, replicas=2)
+    _stop_after_syncs(monkeypatch, 2)
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    monkeypatch.undo()
+    assert checkpoints.newest(run.checkpoints).header["step"] > 0
+    other = {"batch": 16, "seed": 2, "data": str(make_data(130))}[change]
+    with pytest.raises(RunError, match=rf"stopped in the middle of an epoch.* {'dataset' if change == 'data' else change} "):
+        deepex.train(dataclasses.replace(config, **{change: other}), SoloCommunicator(), out=run.path, resume=True)
+    resumed = deepex.train(config, SoloCommunicator(), out=run.path, resume=True)
+    assert [epoch.samples for epoch in resumed.epochs()] == [192]
+
+
 def test_the_final_weights_load_into_plain_pytorch(trained: tuple[RunConfig, Path]) -> None:
     from tests.networks import normed
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
@@ -81,3 +82,14 @@ def test_placement_does_not_change_what_is_learnt(placement: str, make_data: Mak
 
 
 _LOSSES: set[float] = set()
+
+
+def test_the_settings_of_the_caller_are_as_before(make_data: MakeData, tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        config = recipe("fashion", {"data": str(make_data(16)), "epochs": 1, "batch": 8, "deterministic": True})
+        deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from deepex.data.feeds.read import MOST_HEADER_BYTES, Sink, Unlike, changed, hand_over, npy_header, read_rows, read_whole
 from deepex.data.manifest import Manifest, PackedFile, Part, load
-from deepex.data.npy import COMPRESSED, byte_view, load_compressed, map_npy, read_header
+from deepex.data.npy import COMPRESSED, byte_view, load_compressed, map_npy, read_header, remember
 from deepex.errors import DataError
 
 _BLOCK_BYTES = 16 << 20
@@ -151,7 +151,7 @@ class PackedPart:
         if path.suffix == COMPRESSED:
             found = self._digest(path) if verify else None
             images = self.open_images(file)
-            del self._images[file.images]  # else it would stay in memory twice
+            self._images.pop(file.images, None)  # else it would stay in memory twice
             hand_over(images, (0, file.count) if verify else span, sink)
         else:
             row_bytes = math.prod(self.sample_shape) * self.dtype.itemsize
@@ -210,18 +210,21 @@ class PackedPart:
 
     def open_images(self, file: PackedFile) -> NDArray[Any]:
         """Map the images of one file, after a check that they are what the manifest says."""
-        if file.images not in self._images:
-            self._images[file.images] = self._open(file.images, (file.count, *self.sample_shape), self.dtype)
-        return self._images[file.images]
+        images = self._images.get(file.images)
+        if images is None:
+            images = self._open(file.images, (file.count, *self.sample_shape), self.dtype)
+            remember(self._images, file.images, images)
+        return images
 
     def open_labels(self, file: PackedFile) -> NDArray[np.int64]:
         """Map the labels of one file, after a check that they are what the manifest says."""
         name = str(file.labels)
-        if name not in self._labels:
+        labels = self._labels.get(name)
+        if labels is None:
             labels = self._open(name, (file.count,), np.dtype(np.int64))
             self._check_labels(self._directory / name, labels)
-            self._labels[name] = labels
-        return self._labels[name]
+            remember(self._labels, name, labels)
+        return labels
 
     def _check_labels(self, path: Path, labels: NDArray[np.int64]) -> None:
         # On a GPU a label that is no class ends the process without a word on the cause.

@@ -14,6 +14,7 @@ import io
 import lzma
 import math
 import re
+import resource
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,13 @@ def write_npy(path: Path, array: NDArray[Any], *, flush: bool = True) -> str:
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()
+
+
+def remember(maps: dict[str, NDArray[Any]], name: str, values: NDArray[Any]) -> None:
+    """Keep a map, and forget the oldest ones beyond a quarter of the open files that a process may have: each holds one."""
+    maps[name] = values
+    while len(maps) > max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4):
+        maps.pop(next(iter(maps)), None)  # another thread may have done so
 
 
 def byte_view(array: NDArray[Any]) -> memoryview:

@@ -64,8 +64,10 @@ def train(
 
 def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, resume: bool, watcher: Watcher) -> RunDirectory:
     checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
+    if resume and not config.replicas:
+        config = dataclasses.replace(config, replicas=RunDirectory.open(path).state["replicas"])
     job = together(comm, lambda: make_job(config, comm))
-    together(comm, lambda: _check_dataset(path, job) if resume else None)
+    together(comm, lambda: _check_dataset(path, job, checkpoint) if resume else None)
     together(comm, lambda: _verify(job, comm))
     job = agree_on_placement(job, comm)
     threads = config.threads or (
@@ -111,17 +113,35 @@ def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.C
     if not resume:
         refuse_existing_run(path)
         return None
-    state = RunDirectory.open(path).state
-    if config.replicas not in (0, state["replicas"]):
-        raise RunError(f"{path} was trained with {state['replicas']} replicas; it cannot go on with {config.replicas}")
-    return checkpoints.newest(path / "checkpoints")
+    run = RunDirectory.open(path)
+    if config.replicas not in (0, run.state["replicas"]):
+        raise RunError(f"{path} was trained with {run.state['replicas']} replicas; it cannot go on with {config.replicas}")
+    checkpoint = checkpoints.newest(path / "checkpoints")
+    for key in ("batch", "seed") if _is_within_epoch(checkpoint) else ():
+        if run.config[key] != getattr(config, key):
+            raise RunError(
+                f"{path} stopped in the middle of an epoch, whose other samples are told by the {key} {run.config[key]}; it cannot "
+                f"go on with {getattr(config, key)}: resume it without, to the end of the epoch at least, or begin a new run"
+            )
+    return checkpoint
 
 
-def _check_dataset(path: Path, job: Job) -> None:
-    """See that a run goes on with what it began with, unless it is told to take something else."""
+def _is_within_epoch(checkpoint: checkpoints.Checkpoint | None) -> bool:
+    return checkpoint is not None and checkpoint.position.step > 0
+
+
+def _check_dataset(path: Path, job: Job, checkpoint: checkpoints.Checkpoint | None) -> None:
+    """See that a run goes on with what it began with, unless it is told to take something else from the next epoch on."""
     run = RunDirectory.open(path)
     began = run.state.get("dataset", {}).get("digest")
-    if began not in (None, job.dataset.manifest.digest) and run.config["data"] == _absolute(job.config.data):
+    if began in (None, job.dataset.manifest.digest):
+        return
+    if _is_within_epoch(checkpoint):
+        raise RunError(
+            f"{path} stopped in the middle of an epoch on another dataset than is in {job.config.data}; resume it on that one, to "
+            "the end of the epoch at least, or begin a new run"
+        )
+    if run.config["data"] == _absolute(job.config.data):
         raise RunError(
             f"{path} was trained on another dataset than is in {job.config.data} now, so that its parts may be mixed; restore the "
             "dataset, begin a new run, or say with --set data=DIR that it shall go on with another one"
@@ -178,6 +198,7 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
     before = (
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.allow_tf32,
     )
@@ -192,8 +213,8 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
         yield heap
     finally:
         torch.set_num_threads(before[0])
-        torch.use_deterministic_algorithms(before[1])
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = before[2:]
+        torch.use_deterministic_algorithms(before[1], warn_only=before[2])
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = before[3:]
 
 
 def _default_out(config: RunConfig) -> Path:

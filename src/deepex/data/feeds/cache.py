@@ -19,6 +19,7 @@ from typing_extensions import override
 from deepex.comm.base import Communicator
 from deepex.data.feeds.exchange import Exchange
 from deepex.data.feeds.order import Window
+from deepex.data.feeds.read import Stopped
 from deepex.data.feeds.samples import Plan, Samples, Turn
 from deepex.data.feeds.store import Store
 
@@ -85,5 +86,7 @@ class Cache(Store):
                 self._samples.part.read_file(file, exchange.sink(file), span=exchange.span(file), verify=self._verify)
                 exchange.publish(file)
             exchange.plan.forget()
+        except Stopped:  # this rank closes: the others close too, or it failed and ends them with its own message
+            return
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to those who wait
             exchange.fail(error)

@@ -97,7 +97,7 @@ class DeviceFeed(Feed):
                     self._memory.put(0, cache.images, cache.labels)
                     self._memory.arrived(*files)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to those who wait
-            if cache is None:  # else its own reader tells the others
+            if cache is None and not isinstance(error, Stopped):  # else its own reader tells the others
                 exchange.fail(error)
             self._memory.fail(error)
         finally:

@@ -53,7 +53,7 @@ class Exchange:
     def __init__(self, samples: Samples, comm: Communicator | None, *, whole: bool) -> None:
         self._samples, self._whole, self.stopped = samples, whole, threading.Event()
         self._error: BaseException | None = None
-        if comm is None or comm.place.local_size == 1 or not self._share(comm):
+        if comm is None or comm.place.num_nodes == comm.size or not self._share(comm):
             self._plan([[0, samples.replicas.start, samples.replicas.stop]], 0)
             self._blocks = [self._block(np.empty(self.num_bytes, np.uint8))]
             self._make_gates()
@@ -63,7 +63,7 @@ class Exchange:
         local = comm if comm.place.num_nodes == 1 else comm.split(comm.place.node)
         replicas = self._samples.replicas
         self._plan(local.gather([comm.rank, replicas.start, replicas.stop]), local.rank)
-        shared = share_memory(local, self.num_bytes)
+        shared = share_memory(local, self.num_bytes) if local.size > 1 else None  # a rank that is alone on its node has split too
         if shared is not None:
             self._blocks = [self._block(shared.of(rank).numpy()) for rank in range(local.size)]
             self._make_gates()

@@ -148,8 +148,8 @@ def requests(first: int, last: int, row_bytes: int) -> Iterator[tuple[int, int]]
 
 
 def most_rows(count: int, row_bytes: int) -> int:
-    """The rows of the largest request for a file of `count`."""
-    return max(high - low for low, high in requests(0, count, row_bytes))
+    """No request for `count` rows, or for fewer, has more than these: one for fewer rows may be the larger one."""
+    return min(count, 2 * max(1, -(-REQUEST_BYTES // row_bytes)) - 1)
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:

@@ -216,6 +216,9 @@ class Stream(Store):
             self._windows = self._windows or Windows(self._samples, verify=self._verify)
             self._current = self._windows
         else:
+            if self._windows is not None:
+                self._windows.close()
+                self._windows = None
             self._maps = self._maps or Maps(self._samples, verify=self._verify)
             self._current = self._maps
         self._current.begin(epoch, turns)

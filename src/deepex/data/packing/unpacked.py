@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from deepex.data.npy import map_npy
+from deepex.data.npy import map_npy, remember
 from deepex.data.packing.writer import FileReport
 from deepex.data.source.base import Bad, Images
 
@@ -50,5 +50,5 @@ class Unpacked(Images):
 
     def _map(self, name: str) -> NDArray[Any]:
         if name not in self._maps:
-            self._maps[name] = map_npy(self._directory / name)
+            remember(self._maps, name, map_npy(self._directory / name))
         return self._maps[name]
