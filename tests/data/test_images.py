@@ -23,6 +23,7 @@ from deepex.data.source.base import UnreadableError
 from deepex.data.source.decode import REPLICATED, Target, decode
 from deepex.data.source.folder import Listing, find_images, read_list
 from deepex.data.source.image import ImageFiles
+from deepex.data.source.part import part_folders
 from deepex.errors import DataError
 
 U8, F4 = np.dtype(np.uint8), np.dtype(np.float32)
@@ -601,6 +602,17 @@ def test_every_name_of_a_validation_folder_is_known(tmp_path: Path, held: str) -
     train, validation = find_images(tmp_path / "flat")
     assert validation is not None
     assert (train.classes, listed(validation)) == (None, [f"{held}/0.png", f"{held}/1.png"])
+
+
+@pytest.mark.parametrize(("part", "held"), [("Train", "Val"), ("TRAIN", "test"), ("train", "Validation")])
+def test_the_parts_may_be_named_in_capitals(tmp_path: Path, part: str, held: str) -> None:
+    write_classes(tmp_path / part, a=2, b=1)
+    assert listed(find_images(tmp_path)[0]) == [f"{part}/a/0.png", f"{part}/a/1.png", f"{part}/b/0.png"]
+    write_classes(tmp_path / held, a=1, b=1)
+    train, validation = find_images(tmp_path)
+    assert validation is not None
+    assert (train.classes, listed(validation)) == (("a", "b"), [f"{held}/a/0.png", f"{held}/b/0.png"])
+    assert part_folders(["TRAIN", "Train", "train", "Val", "val"], tmp_path) == ("train", "val")
 
 
 def test_train_alone_is_the_source_and_validation_alone_is_refused(tmp_path: Path) -> None:

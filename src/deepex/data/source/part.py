@@ -16,11 +16,12 @@ HELD_OUT: Final = ("validation", "val", "valid", "test")  # the first that is th
 
 
 def part_folders(folders: Sequence[str], root: Path) -> tuple[str, str | None] | None:
-    """The folders of the train and of the validation samples; None if `folders` are classes."""
-    held = next((name for name in HELD_OUT if name in folders), None)
-    if TRAIN in folders and (held is not None or len(folders) == 1):
-        return TRAIN, held
-    if folders and set(folders) <= set(HELD_OUT):
+    """The folders of the train and of the validation samples, in any case; None if `folders` are classes."""
+    named = {name.lower(): name for name in sorted(folders)}  # of Train and train the last, which is spelt as here
+    held = next((named[name] for name in HELD_OUT if name in named), None)
+    if TRAIN in named and (held is not None or len(folders) == 1):
+        return named[TRAIN], held
+    if named and set(named) <= set(HELD_OUT):
         raise DataError(
             f"{root} has no folder {TRAIN} beside {listed(list(folders))}, which is for validation; name the train folder {TRAIN}, "
             "or give the folder itself to pack it"
