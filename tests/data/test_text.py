@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from deepex.data.source import text
+from deepex.data.source import SourceConfig, open_source, text
 from deepex.data.source.base import Bad, Images
 from deepex.data.source.text import open_text
 from deepex.errors import DataError
@@ -157,6 +157,26 @@ def test_train_and_validation_are_parts_and_not_classes(tmp_path: Path, held: st
         DataError, match="class b has a folder for validation but none for train" if inner else "beside the folders"
     ):
         open_text(tmp_path)
+
+
+@pytest.mark.parametrize("separator", [" ", ","])
+def test_files_in_a_folder_may_have_their_matrix_on_one_line(tmp_path: Path, separator: str) -> None:
+    matrices = np.arange(5 * 30).reshape(5, 6, 5)
+    for number, matrix in enumerate(matrices):
+        folder = tmp_path / ("val" if number == 4 else "train")
+        folder.mkdir(exist_ok=True)
+        np.savetxt(folder / f"{number}.txt", matrix.reshape(1, 30), fmt="%d", delimiter=separator, header="flat")
+    source = open_source(tmp_path, SourceConfig(matrix=(6, 5)))
+    same(source.train, matrices[:4])
+    assert source.validation is not None
+    same(source.validation, matrices[4:])
+    np.savetxt(tmp_path / "train" / "0.txt", matrices[0], fmt="%d", delimiter=separator)
+    odd = open_text(tmp_path, shape=(6, 5)).train
+    assert [(entry.place, entry.reason) for entry in read(odd, range(4))[1]] == [
+        (0, "line 1 has 5 numbers, where 30 are expected; all lines must have equally many")
+    ]
+    with pytest.raises(DataError, match="line 1 has 5 numbers, where 4 are expected"):
+        open_text(tmp_path, shape=(7, 4))
 
 
 GOOD = "1 2\n3 4\n"

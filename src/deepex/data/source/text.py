@@ -12,7 +12,7 @@ Only the places of the matrices are found when a file is opened; `matrix.py` say
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, final
 
@@ -43,9 +43,18 @@ class TextFiles(Images):
 
     busy = True
 
-    def __init__(self, folder: Path, names: Sequence[str], labels: NDArray[np.int64] | None, form: Form, other: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        labels: NDArray[np.int64] | None,
+        form: Form,
+        *,
+        shape: tuple[int, int],
+        other: int,
+    ) -> None:
         self._folder, self._names, self._form = folder, tuple(names), form
-        self.count, self.shape, self.dtype, self.labels = len(names), (form.lines, form.numbers, 1), form.dtype, labels
+        self.count, self.shape, self.dtype, self.labels = len(names), (*shape, 1), form.dtype, labels
         self.description = {"format": "text, a matrix in each file", "files": len(names), "other_files": other}
 
     @override
@@ -162,15 +171,24 @@ def _open_folder(root: Path, shape: tuple[int, int] | None, dtype: Number | None
             first[number] = Text(_whole(folder / name), 1)
         except DataError:  # told when it is read
             continue
-    form = decide(first, shape, dtype, f"{shown(folder)} (the first files, from {shown(folder / names[0])})")
-    train = TextFiles(folder, names, _labels(names, classes), form, other)
+    grid = None if shape is None else _grid(first, shape)
+    form = decide(first, grid, dtype, f"{shown(folder)} (the first files, from {shown(folder / names[0])})")
+    shape = shape or (form.lines, form.numbers)
+    train = TextFiles(folder, names, _labels(names, classes), form, shape=shape, other=other)
     if parts is None or parts[1] is None:
         return Source(train=train, classes=_names(classes))
     train.description["other_files"] += len(folders) - len(parts)
     names, found, other = _find(root / parts[1])
     check_same_classes(_names(classes), _names(found), root)
-    held = TextFiles(root / parts[1], names, _labels(names, found), form, other)
+    held = TextFiles(root / parts[1], names, _labels(names, found), form, shape=shape, other=other)
     return Source(train=train, validation=held, classes=_names(classes))
+
+
+def _grid(texts: dict[int, Text], shape: tuple[int, int]) -> tuple[int, int]:
+    """Lines and numbers of a matrix as it is written: one line, if most of the first texts have all numbers of `shape` on one."""
+    size = shape[0] * shape[1]
+    per_line = [_first_line([text.content]) == size for text in texts.values()]
+    return (1, size) if 2 * sum(per_line) > len(per_line) else shape
 
 
 def _names(classes: Sequence[str]) -> tuple[str, ...] | None:
@@ -221,7 +239,7 @@ def _sorted_files(folder: Path) -> tuple[list[str], int, list[str]]:
 
 def _open_file(path: Path, shape: tuple[int, int] | None, dtype: Number | None) -> Source:
     try:
-        per_line = shape is not None and _first_line(path) == shape[0] * shape[1]
+        per_line = shape is not None and _first_line(_pieces(path)) == shape[0] * shape[1]
         offsets, lines = _index(path, per_line=per_line)
         if not len(lines):
             raise DataError(f"{shown(path)} has no numbers; give a file with at least one matrix")
@@ -276,9 +294,9 @@ def _pieces(path: Path) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _first_line(path: Path) -> int:
+def _first_line(pieces: Iterable[bytes]) -> int:
     """How many numbers the first line that has any has."""
-    for piece in _pieces(path):
+    for piece in pieces:
         for line in piece.removeprefix(MARK).split(b"\n"):
             if fields := fields_of(line):
                 return len(fields)
