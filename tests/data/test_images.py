@@ -700,6 +700,7 @@ def written_list(root: Path, text: str) -> Path:
             [1, 0, 0],
             'cat;shark, "white"',
         ),
+        ("a.png great white, shark\nb c.jpg cat\n", ["a.png", "b c.jpg"], [1, 0], "cat;great white, shark"),
     ],
 )
 def test_lists(tmp_path: Path, text: str, names: list[str], labels: list[int] | None, classes: str | None) -> None:
@@ -745,6 +746,11 @@ def test_a_list_may_stand_elsewhere(tmp_path: Path) -> None:
         ("a.png\nb c.jpg 1\n", "line 2: .* has a label"),
         ("a.png 99999999999999999999\nb c.jpg 1\n", "line 2: label 1 is an integer"),
         ("a\0.png 1\n", "line 1: there is no file"),
+        ("filename,split,label\na.png,train,10\n", "line 2: it has 3 columns, where a path and a label are expected"),
+        ("a.png,great white, shark\n", "line 1: it has 3 columns, .* put quotes around a label that has commas"),
+        ('"a.png","train",10\n', "line 1: it has 3 columns"),
+        ("a.png,cat\nb c.jpg,,dog\n", "line 2: it has 3 columns"),
+        ("a.png\tn01443537\t0\t32\t44\t62\n", "line 1: it has 6 columns"),
         ("# nothing\n", "names no images"),
     ],
 )

@@ -26,7 +26,7 @@ from deepex.data.source.part import check_same_classes, part_folders
 from deepex.errors import DataError
 
 SUFFIXES = (b".png", b".jpg", b".jpeg", b".jpe")
-_SUFFIX_AND_LABEL = re.compile(r"(?P<path>.*\.(?:png|jpe?g|jpe))(?:\s*,\s*|\s+)(?P<label>.+)", re.IGNORECASE)
+_SUFFIX_AND_LABEL = re.compile(r"(?P<path>.*\.(?:png|jpe?g|jpe))(?P<gap>\s*,\s*|\s+)(?P<label>.+)", re.IGNORECASE)
 _QUOTED = re.compile(r'^"|,\s*"')
 _HEADERS = {"file", "filename", "file_name", "filepath", "file_path", "path", "image", "image_name", "image_path", "img", "name"}
 _MOST_CLASSES = 100_000  # of those that have numbers only
@@ -200,10 +200,7 @@ def read_list(path: Path, *, root: Path | None = None) -> Listing:
     labels: list[str] = []
     lines = array("q")
     seen: set[bytes] = set()
-    for place, (number, line) in enumerate(_lines(path)):
-        if place == 0 and _is_header(line, root):
-            continue
-        name, label = _parse_line(line)
+    for number, name, label in _entries(path, root):
         key = os.path.normpath(os.fsencode(name))
         if key in seen:
             raise _line_error(
@@ -228,6 +225,22 @@ def read_list(path: Path, *, root: Path | None = None) -> Listing:
     return Listing(root=root, names=names, labels=values, classes=found, layout=layout)
 
 
+def _entries(path: Path, root: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, path and label ("" if there is none) of every image that a list names."""
+    for place, (number, line) in enumerate(_lines(path)):
+        if place == 0 and _is_header(line, root):
+            continue
+        try:
+            yield number, *_parse_line(line)
+        except _ColumnsError as error:
+            raise _line_error(
+                path,
+                number,
+                f"it has {error} columns, where a path and a label are expected; take the others out, or put quotes around a "
+                "label that has commas",
+            ) from None
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that say something, with their numbers."""
     try:
@@ -246,15 +259,24 @@ def _is_header(line: str, root: Path) -> bool:
     return first.lower() in _HEADERS and not (root / first).exists()
 
 
+class _ColumnsError(Exception):
+    """A line has so many columns, and not two."""
+
+
 def _parse_line(line: str) -> tuple[str, str]:
     """Path and label ("" if there is none): the path ends with its suffix, so that both may have spaces."""
     fields = _quoted_fields(line) if _QUOTED.search(line) else []
     if 0 < len(fields) < 3:
         return fields[0].strip(), "".join(fields[1:]).strip()
+    if fields and os.fsencode(fields[0].strip()).lower().endswith(SUFFIXES):
+        raise _ColumnsError(len(fields))
     if os.fsencode(line).lower().endswith(SUFFIXES):
         return line, ""
     match = _SUFFIX_AND_LABEL.fullmatch(line)
     if match:
+        separator = next((mark for mark in ",\t" if mark in match["gap"]), None)
+        if separator is not None and separator in match["label"]:
+            raise _ColumnsError(2 + match["label"].count(separator))
         return match["path"], match["label"]
     path, comma, label = line.rpartition(",")
     if comma:
