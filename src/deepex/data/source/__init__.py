@@ -111,7 +111,7 @@ def open_source(path: Path, config: SourceConfig | None = None) -> Source:
 
 
 def _open_directory(path: Path, config: SourceConfig) -> Source:
-    names = sorted(os.listdir(path))
+    names = sorted(name for name in os.listdir(path) if not name.startswith("."))
     if "manifest.json" in names:
         raise DataError(f"{path} is a packed dataset already; use it as it is, or pack what it was made from")
     hdf5 = [path / name for name in names if name.lower().endswith(_HDF5_SUFFIXES)]
