@@ -4,9 +4,11 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
 from PIL import Image
 
 from deepex.data.source import open_source
+from deepex.data.source.walk import walk
 
 
 def write_pictures(folder: Path, count: int = 2) -> None:
@@ -20,3 +22,34 @@ def test_hidden_files_beside_hdf5_are_left_alone(tmp_path: Path) -> None:
         file["images"] = np.zeros((3, 4, 5), np.uint8)
     (tmp_path / "._a.h5").write_bytes(b"what macOS keeps beside a file on a foreign disk")
     assert open_source(tmp_path).train.count == 3
+
+
+@pytest.mark.parametrize("parts", [["."], ["train", "val"]])
+def test_class_folders_may_all_be_links(tmp_path: Path, parts: list[str]) -> None:
+    for part in parts:
+        (tmp_path / "in" / part).mkdir(parents=True)
+        for name in ("a", "b"):
+            write_pictures(tmp_path / "store" / part / name)
+            (tmp_path / "in" / part / name).symlink_to(tmp_path / "store" / part / name)
+    source = open_source(tmp_path / "in")
+    assert (source.train.count, source.classes) == (4, ("a", "b"))
+    assert (source.validation is None) == (len(parts) == 1)
+
+
+def test_class_folders_of_texts_may_all_be_links(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "store" / name).mkdir(parents=True)
+        (tmp_path / "store" / name / "0.dat").write_text("1 2\n3 4\n")
+        (tmp_path / "in" / name).symlink_to(tmp_path / "store" / name)
+    assert open_source(tmp_path / "in").classes == ("a", "b")
+
+
+def test_a_walk_meets_each_folder_once_and_nothing_hidden(tmp_path: Path) -> None:
+    for name in ("b/2", "b/1", "a/1", ".cache/1", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "b" / "up").symlink_to(tmp_path)
+    (tmp_path / "b" / "self").symlink_to(tmp_path / "b" / "self")
+    (tmp_path / "c").symlink_to(tmp_path / "a")
+    assert list(walk(tmp_path)) == [(tmp_path, []), (tmp_path / "a", ["1"]), (tmp_path / "b", ["1", "2", "self"])]

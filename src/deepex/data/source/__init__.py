@@ -18,6 +18,7 @@ from deepex.data.geometry import Geometry
 from deepex.data.source.array import MNIST_NAME, begins_with, open_array, open_mnist, open_npz
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.layout import Layout, listed
+from deepex.data.source.walk import walk
 from deepex.errors import DataError
 
 if TYPE_CHECKING:
@@ -157,9 +158,8 @@ def _open_images(train: "Listing", validation: "Listing | None", config: SourceC
 
 def _first_files(path: Path) -> list[str]:
     """The names of the first folder, in order, that has a file with a known suffix."""
-    for _, folders, files in os.walk(path):
-        folders.sort()
-        found = sorted(name for name in files if name.lower().endswith((*_IMAGE_SUFFIXES, *_TEXT_SUFFIXES, ".gz")))
+    for _, names in walk(path):
+        found = [name for name in names if name.lower().endswith((*_IMAGE_SUFFIXES, *_TEXT_SUFFIXES, ".gz"))]
         if found:
             return found
     return []
