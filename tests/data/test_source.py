@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deepex.data.dataset import PackedDataset
+from deepex.data.pack import pack
 from deepex.data.source import open_source
 from deepex.data.source.walk import walk
+from deepex.errors import DataError
 
 
 def write_pictures(folder: Path, count: int = 2) -> None:
@@ -53,3 +56,45 @@ def test_a_walk_meets_each_folder_once_and_nothing_hidden(tmp_path: Path) -> Non
     (tmp_path / "b" / "self").symlink_to(tmp_path / "b" / "self")
     (tmp_path / "c").symlink_to(tmp_path / "a")
     assert list(walk(tmp_path)) == [(tmp_path, []), (tmp_path / "a", ["1"]), (tmp_path / "b", ["1", "2", "self"])]
+
+
+@pytest.mark.parametrize("name", ["README.txt", "classes.csv", ".cache/notes.txt", "a/a_boxes.txt", "train.txt.gz"])
+def test_texts_beside_pictures_are_no_matrices(tmp_path: Path, name: str) -> None:
+    for folder in ("a", "b"):
+        write_pictures(tmp_path / folder)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("about the pictures")
+    source = open_source(tmp_path)
+    assert (source.train.count, source.classes) == (4, ("a", "b"))
+
+
+def write_tiny_imagenet(root: Path) -> None:
+    """Its folders and texts, with two classes."""
+    for name in ("n01", "n02"):
+        write_pictures(root / "train" / name / "images")
+        (root / "train" / name / f"{name}_boxes.txt").write_text("0.JPEG\t0\t32\t44\t62\n")
+    write_pictures(root / "val" / "images")
+    (root / "val" / "val_annotations.txt").write_text("0.png\tn02\t0\t32\t44\t62\n1.png\tn01\t0\t32\t44\t62\n")
+    (root / "words.txt").write_text("n01\tgoldfish\n")
+
+
+def test_tiny_imagenet_is_packed_with_its_classes(tmp_path: Path) -> None:
+    root = tmp_path / "tiny"
+    write_tiny_imagenet(root)
+    with pytest.raises(DataError, match=r"all in one folder, images, which is no class .* with --validation LIST"):
+        open_source(root)
+    (root / "val.txt").write_text("val/images/0.png n02\nval/images/1.png n01\n")
+    manifest = pack(root / "train", tmp_path / "out", validation=root / "val.txt")
+    assert manifest.classes == ("n01", "n02")
+    parts = {name: PackedDataset.open(tmp_path / "out").part(name) for name in ("train", "validation")}
+    assert sorted(parts["train"].read(0, 4)[1].tolist()) == [0, 0, 1, 1]
+    images, labels = parts["validation"].read(0, 2)
+    assert sorted(zip(images[:, 0, 0, 0].tolist(), labels.tolist(), strict=True)) == [(0, 1), (1, 0)]
+
+
+def test_matrices_as_text_are_none_the_less_with_a_plot_beside_them(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "in", 1)
+    for number in range(11):
+        (tmp_path / "in" / f"{number}.dat").write_text("1 2\n3 4\n")
+    source = open_source(tmp_path / "in")
+    assert (source.train.count, source.train.shape) == (11, (2, 2, 1))

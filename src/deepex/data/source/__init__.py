@@ -49,6 +49,8 @@ _TRAJECTORY_SUFFIXES: Final = (
 )
 _NAMED: Final = ("images", "labels", "validation_labels", "layout")
 _LISTED_IMAGE: Final = re.compile(r"\.(png|jpe?g|jpe)\b", re.IGNORECASE)
+_MOST_TEXTS_PER_PICTURE: Final = 10  # in one folder: with more of them, the pictures are plots of the matrices
+_MOST_NAMES: Final = 1_000_000  # looked at for a picture; about a second
 _KINDS: Final = (
     "a folder of PNG or JPEG files (one folder per class), a list file, HDF5, .npy, .npz, IDX (MNIST), CIFAR's binary version, "
     "matrices as text, or a trajectory with --topology"
@@ -128,15 +130,29 @@ def _open_directory(path: Path, config: SourceConfig) -> Source:
 
 
 def _open_folder(path: Path, names: Sequence[str], config: SourceConfig) -> Source:
-    """A folder of many small files: pictures, or matrices as text; the first file that is either decides."""
+    """A folder of many small files: pictures, or matrices as text."""
     from deepex.data.source.folder import find_images
 
-    for entry in _first_files(path):
-        if entry.lower().endswith(_IMAGE_SUFFIXES):
-            return _open_images(*find_images(path), config)
-        if entry.lower().removesuffix(".gz").endswith(_TEXT_SUFFIXES):
-            return _open_matrices(path, config)
-    raise DataError(f"{path} has nothing that can be packed; it has {listed(list(names))}: give {_KINDS}")
+    kind = _kind_of_files(path)
+    if kind is None:
+        raise DataError(f"{path} has nothing that can be packed; it has {listed(list(names))}: give {_KINDS}")
+    return _open_images(*find_images(path), config) if kind == "pictures" else _open_matrices(path, config)
+
+
+def _kind_of_files(path: Path) -> Literal["pictures", "texts"] | None:
+    """What the files below a folder are. Texts describe the pictures, wherever there are any, unless these are a few among many."""
+    has_texts, seen = False, 0
+    for _, names in walk(path):
+        lower = [name.lower() for name in names]
+        pictures = sum(name.endswith(_IMAGE_SUFFIXES) for name in lower)
+        texts = sum(name.removesuffix(".gz").endswith(_TEXT_SUFFIXES) for name in lower)
+        if pictures and texts <= _MOST_TEXTS_PER_PICTURE * pictures:
+            return "pictures"
+        has_texts |= texts > 0
+        seen += 1 + len(names)
+        if seen > _MOST_NAMES:
+            break
+    return "texts" if has_texts else None
 
 
 def _open_images(train: "Listing", validation: "Listing | None", config: SourceConfig) -> Source:
@@ -154,15 +170,6 @@ def _open_images(train: "Listing", validation: "Listing | None", config: SourceC
     # What was decided from the first train images holds for the validation images too.
     options |= {"size": first.shape[:2], "channels": first.shape[2], "dtype": first.dtype, "depth": first.depth}
     return Source(train=first, validation=ImageFiles(validation, **options), classes=train.classes)
-
-
-def _first_files(path: Path) -> list[str]:
-    """The names of the first folder, in order, that has a file with a known suffix."""
-    for _, names in walk(path):
-        found = [name for name in names if name.lower().endswith((*_IMAGE_SUFFIXES, *_TEXT_SUFFIXES, ".gz"))]
-        if found:
-            return found
-    return []
 
 
 def _open_file(path: Path, config: SourceConfig) -> Source:

@@ -37,6 +37,11 @@ def check_same_classes(train: Sequence[str] | None, validation: Sequence[str] | 
         raise DataError(
             f"{root}: the {flat} samples have no class folders, but the others have; give both or neither class folders"
         )
+    if train and validation and len(train) > len(validation) == 1 and validation[0] not in train:
+        raise DataError(
+            f"{root}: the validation samples are all in one folder, {validation[0]}, which is no class of the others; sort them "
+            "into folders of these classes, or give the train folder alone and name the others in a list with --validation LIST"
+        )
     for here, there in (("train", "validation"), ("validation", "train")):
         alone = sorted(set(pair[here] or ()) - set(pair[there] or ()))
         if alone:
