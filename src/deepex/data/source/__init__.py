@@ -4,32 +4,27 @@ source = open_source(Path("imagenet"), SourceConfig(resize=256, crop=(224, 224))
 source.train.count, source.train.shape, source.classes
 """
 
-import itertools
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from deepex.data.geometry import Geometry
 from deepex.data.source.array import MNIST_NAME, begins_with, open_array, open_mnist, open_npz
 from deepex.data.source.base import Bad, Images, Source
+from deepex.data.source.folder import TEXT_SUFFIXES, Listing, find_images, is_list, read_list
 from deepex.data.source.layout import Layout, listed
 from deepex.data.source.walk import walk
 from deepex.errors import DataError
-
-if TYPE_CHECKING:
-    from deepex.data.source.folder import Listing
 
 __all__ = ["Bad", "Images", "Layout", "Source", "SourceConfig", "open_source"]
 
 _HDF5_MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _HDF5_SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs", ".hdf")
 _IMAGE_SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".jpe")
-_TEXT_SUFFIXES: Final = (".txt", ".dat", ".csv", ".asc", ".lst")
 _TRAJECTORY_SUFFIXES: Final = (
     ".dcd",
     ".xtc",
@@ -48,7 +43,6 @@ _TRAJECTORY_SUFFIXES: Final = (
     ".tng",
 )
 _NAMED: Final = ("images", "labels", "validation_labels", "layout")
-_LISTED_IMAGE: Final = re.compile(r"\.(png|jpe?g|jpe)\b", re.IGNORECASE)
 _MOST_TEXTS_PER_PICTURE: Final = 10  # in one folder: with more of them, the pictures are plots of the matrices
 _MOST_NAMES: Final = 1_000_000  # looked at for a picture; about a second
 _KINDS: Final = (
@@ -131,8 +125,6 @@ def _open_directory(path: Path, config: SourceConfig) -> Source:
 
 def _open_folder(path: Path, names: Sequence[str], config: SourceConfig) -> Source:
     """A folder of many small files: pictures, or matrices as text."""
-    from deepex.data.source.folder import find_images
-
     kind = _kind_of_files(path)
     if kind is None:
         raise DataError(f"{path} has nothing that can be packed; it has {listed(list(names))}: give {_KINDS}")
@@ -145,7 +137,7 @@ def _kind_of_files(path: Path) -> Literal["pictures", "texts"] | None:
     for _, names in walk(path):
         lower = [name.lower() for name in names]
         pictures = sum(name.endswith(_IMAGE_SUFFIXES) for name in lower)
-        texts = sum(name.removesuffix(".gz").endswith(_TEXT_SUFFIXES) for name in lower)
+        texts = sum(name.removesuffix(".gz").endswith(TEXT_SUFFIXES) for name in lower)
         if pictures and texts <= _MOST_TEXTS_PER_PICTURE * pictures:
             return "pictures"
         has_texts |= texts > 0
@@ -155,7 +147,7 @@ def _kind_of_files(path: Path) -> Literal["pictures", "texts"] | None:
     return "texts" if has_texts else None
 
 
-def _open_images(train: "Listing", validation: "Listing | None", config: SourceConfig) -> Source:
+def _open_images(train: Listing, validation: Listing | None, config: SourceConfig) -> Source:
     from deepex.data.source.image import ImageFiles
 
     options: dict[str, Any] = {
@@ -180,7 +172,7 @@ def _open_file(path: Path, config: SourceConfig) -> Source:
         return _open_hdf5([path], config)
     if name.endswith(_TRAJECTORY_SUFFIXES):
         raise DataError(f"{path} is a trajectory, whose atoms are named in a topology; give that file with --topology")
-    if name.removesuffix(".gz").endswith(_TEXT_SUFFIXES):
+    if name.removesuffix(".gz").endswith(TEXT_SUFFIXES):
         return _open_text(path, config)
     source = open_array(path, None if config.labels is None else Path(config.labels), config.layout)
     return replace(source, options=("labels", "layout"))
@@ -194,9 +186,7 @@ def _open_hdf5(paths: list[Path], config: SourceConfig) -> Source:
 
 def _open_text(path: Path, config: SourceConfig) -> Source:
     """A list of picture files, or matrices."""
-    from deepex.data.source.folder import read_list
-
-    if _LISTED_IMAGE.search(_beginning(path)):
+    if is_list(path):
         return _open_images(read_list(path), None, config)
     return _open_matrices(path, config)
 
@@ -205,16 +195,6 @@ def _open_matrices(path: Path, config: SourceConfig) -> Source:
     from deepex.data.source.text import open_text
 
     return replace(open_text(path, shape=config.matrix, dtype=config.read_dtype), options=("matrix",))
-
-
-def _beginning(path: Path) -> str:
-    """The first two lines that are no comment, of a file that is not compressed: the first may have the names of columns."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            lines = (line for line in itertools.islice(file, 1000) if line.strip() and not line.lstrip().startswith("#"))
-            return "".join(itertools.islice(lines, 2))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
 
 
 def _open_trajectory(path: Path, config: SourceConfig) -> Source:

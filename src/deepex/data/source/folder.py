@@ -26,6 +26,9 @@ from deepex.data.source.part import check_same_classes, part_folders
 from deepex.errors import DataError
 
 SUFFIXES = (b".png", b".jpg", b".jpeg", b".jpe")
+TEXT_SUFFIXES = (".txt", ".dat", ".csv", ".asc", ".lst")  # of a list; or else it has matrices
+_LISTED = re.compile(r"\.(png|jpe?g|jpe)\b", re.IGNORECASE)
+_BEGINNING = 1 << 20  # characters of a text that tell whether it is a list
 _SUFFIX_AND_LABEL = re.compile(r"(?P<path>.*\.(?:png|jpe?g|jpe))(?P<gap>\s*,\s*|\s+)(?P<label>.+)", re.IGNORECASE)
 _QUOTED = re.compile(r'^"|,\s*"')
 _HEADERS = {"file", "filename", "file_name", "filepath", "file_path", "path", "image", "image_name", "image_path", "img", "name"}
@@ -185,6 +188,18 @@ class _Walk:
 
 def _join(folder: bytes, name: bytes) -> bytes:
     return folder + b"/" + name if folder else name
+
+
+def is_list(path: Path) -> bool:
+    """Whether a text names images on its first two lines that are no comment: the first may have the names of columns."""
+    if not path.name.lower().endswith(TEXT_SUFFIXES):
+        return False
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(_BEGINNING).split("\n")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
+    return any(map(_LISTED.search, [line for line in lines if line.strip() and not line.lstrip().startswith("#")][:2]))
 
 
 def read_list(path: Path, *, root: Path | None = None) -> Listing:
