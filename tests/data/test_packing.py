@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import os
 import resource
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, final
@@ -25,7 +27,7 @@ from deepex.data.manifest import load
 from deepex.data.pack import pack, pack_source
 from deepex.data.packing import plan
 from deepex.data.packing.config import PackConfig
-from deepex.data.packing.fingerprint import feed
+from deepex.data.packing.fingerprint import feed, stamps
 from deepex.data.packing.moments import Moments
 from deepex.data.packing.site import Site
 from deepex.data.source.base import Bad, Images, Source
@@ -226,16 +228,54 @@ def test_a_source_that_changed_meanwhile_is_packed_from_the_start(tmp_path: Path
     assert (PackedDataset.open(tmp_path / "out").part("train").read(0, 200)[0] == 2).all()
 
 
-def test_files_of_a_folder_that_were_rewritten_meanwhile_are_read_again(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
+def listed_in(folder: Path) -> Path:
+    (folder / "list.txt").write_text("".join(f"a/{number}.png 0\n" for number in range(60)))
+    return folder / "list.txt"
+
+
+def linked_list(folder: Path) -> Path:
+    """Its names are relative to where the link is."""
+    (folder / "in").mkdir()
+    (folder / "in" / "a").symlink_to(folder / "a")
+    (folder / "in" / "list.txt").symlink_to(listed_in(folder))
+    return folder / "in" / "list.txt"
+
+
+def linked_class(folder: Path) -> Path:
+    (folder / "in").mkdir()
+    (folder / "in" / "a").symlink_to(folder / "a")
+    return folder / "in"
+
+
+def linked_files(folder: Path) -> Path:
+    (folder / "in").mkdir()
+    for number in range(60):
+        (folder / "in" / f"{number}.png").symlink_to(folder / "a" / f"{number}.png")
+    return folder / "in"
+
+
+@pytest.mark.parametrize("source", [lambda folder: folder / "a", listed_in, linked_list, linked_class, linked_files])
+def test_files_that_were_rewritten_meanwhile_are_read_again(tmp_path: Path, source: Callable[[Path], Path]) -> None:
+    (tmp_path / "a").mkdir()
+    path = source(tmp_path)
     for value in (1, 2):
         for number in range(60):
-            Image.fromarray(np.full((8, 8), value, np.uint8)).save(tmp_path / "in" / f"{number}.png")
+            Image.fromarray(np.full((8, 8), value, np.uint8)).save(tmp_path / "a" / f"{number}.png")
         if value == 1:
             with pytest.raises(KeyboardInterrupt):
-                pack(tmp_path / "in", tmp_path / "out", progress=interrupted_after(20), file_bytes=300, validation=0.0)
-    pack(tmp_path / "in", tmp_path / "out", file_bytes=300, validation=0.0)
+                pack(path, tmp_path / "out", progress=interrupted_after(20), file_bytes=300, validation=0.0)
+    pack(path, tmp_path / "out", file_bytes=300, validation=0.0)
     assert (PackedDataset.open(tmp_path / "out").part("train").read(0, 60)[0] == 2).all()
+
+
+def test_stamps_end_where_links_lead_back_or_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    (tmp_path / "a" / "gone.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "list.txt").write_text("a/gone.png 0\n")
+    for path in (tmp_path, tmp_path / "list.txt"):
+        names = [Path(os.fsdecode(bytes.fromhex(name))).name for name, _, _ in stamps([path])]
+        assert names == ["list.txt", "gone.png"]
 
 
 def test_bad_samples_may_be_skipped_after_all_without_beginning_anew(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -10,27 +11,33 @@ from typing import Any, Final
 import numpy as np
 
 from deepex.data.source.base import Images
+from deepex.data.source.folder import is_list, listed_files
+from deepex.data.source.walk import walk
 
 _MOST_STAMPS: Final = 1000  # of each input: millions of files would each cost the file system a request
 
 
 def stamps(inputs: Sequence[Path]) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of every input; of a folder, those of its first 1,000 files."""
-    found = []
-    for path in inputs:
-        for file in islice(_files(path.resolve()), _MOST_STAMPS):
-            status = os.stat(file, follow_symlinks=False)
-            found.append((os.fsencode(file).hex(), status.st_size, status.st_mtime_ns))
-    return found
+    """Path, size and time of change of every input, and of the first 1,000 files that are in a folder or that a list names."""
+    return [_stamp(file) for path in inputs for file in _files(path)]
 
 
 def _files(path: Path) -> Iterator[Path]:
-    if not path.is_dir():
-        yield path
+    if path.is_dir():
+        yield from islice((folder / name for folder, names in walk(path.resolve()) for name in names), _MOST_STAMPS)
         return
-    for folder, inner, names in os.walk(path):
-        inner.sort()
-        yield from (Path(folder, name) for name in sorted(names))
+    yield path.resolve()
+    if is_list(path):  # whose names are relative to where it was found, were it a link
+        yield from islice(listed_files(path.absolute()), _MOST_STAMPS)
+
+
+def _stamp(file: Path) -> tuple[str, int, int]:
+    name = os.fsencode(file).hex()
+    for look in (os.stat, os.lstat):  # a link that leads nowhere has a size and a date of its own
+        with suppress(OSError):
+            status = look(file)
+            return name, status.st_size, status.st_mtime_ns
+    return name, -1, -1  # gone meanwhile, which is told when it is read
 
 
 def feed(digest: Any, value: object) -> None:

@@ -202,6 +202,11 @@ def is_list(path: Path) -> bool:
     return any(map(_LISTED.search, [line for line in lines if line.strip() and not line.lstrip().startswith("#")][:2]))
 
 
+def listed_files(path: Path) -> Iterator[Path]:
+    """The files that a list names, as its lines are read; whether they are there is not looked at."""
+    return (path.parent / name for _, name, _ in _entries(path, path.parent))
+
+
 def read_list(path: Path, *, root: Path | None = None) -> Listing:
     """Read a list file, one image a line: `path label`, `path,label` or `path`; `#` begins a line of comment.
 
