@@ -555,6 +555,15 @@ def test_imagenet_fits_an_h200() -> None:
     assert chosen.kind == "device"
 
 
+def test_samples_that_go_through_host_memory_must_fit_there_too() -> None:
+    numbers: Any = {"samples_bytes": 9 * 10**9, "arena_bytes": 1, "activation_bytes": 1, "free_device_bytes": 140 * 10**9}
+    kinds = [
+        choose_placement("auto", device="cuda", free_host_bytes=free * 10**9, through_host=through, **numbers).kind
+        for free, through in ((8, False), (8, True), (20, True))
+    ]
+    assert kinds == ["device", "stream", "device"]
+
+
 def test_ranks_agree_on_what_all_have_memory_for() -> None:
     kinds = [Placement(kind=kind, reason=kind) for kind in ("device", "stream", "host")]
     assert most_modest(kinds).kind == "stream"

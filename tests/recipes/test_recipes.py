@@ -13,8 +13,11 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.pack import pack
 from deepex.engine.config import RunConfig
+from deepex.engine.learner import Learner
+from deepex.errors import ConfigError
 from deepex.recipes import RECIPES, recipe
 from deepex.recipes.job import make_job
+from deepex.record.clock import NoClock
 from deepex.record.table import dump_toml, from_table, to_table
 
 MakeData = Callable[[int], Path]
@@ -93,3 +96,31 @@ def test_the_settings_of_the_caller_are_as_before(make_data: MakeData, tmp_path:
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("momentum", ["average", "local", "reset"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_estimate_has_what_the_arena_and_the_agreement_take(
+    replicas: int, momentum: str, deterministic: bool, make_data: MakeData
+) -> None:
+    sync = {"sync.momentum": momentum, "sync.period": 2, "deterministic": deterministic, "layout": "contiguous"}
+    config = recipe("fashion", {"data": str(make_data(192)), "net": "lenet-caffe", "batch": 8, "replicas": replicas, **sync})
+    job = make_job(config, SoloCommunicator())
+    learner = Learner(job, SoloCommunicator(), NoClock())
+    weights = sum(parameter.nbytes for parameter in job.network.parameters())
+    sums = [getattr(learner._agreement, name, None) for name in ("_last", "_total")]
+    taken = [learner.arena.memory, *(tensor for tensor in sums if tensor is not None), *learner.momentum.stored()]
+    assert job.placement.estimate["arena_bytes"] == pytest.approx(weights + sum(t.nbytes for t in taken), rel=0.01)
+    learner.feed.close()
+
+
+@pytest.mark.parametrize(("batch", "replicas", "remedy"), [(21, 3, "batch=20"), (1, 1, "batch=2"), (16, 4, "batch=15")])
+def test_a_last_batch_of_one_is_refused_where_batch_norm_has_too_little(
+    batch: int, replicas: int, remedy: str, make_data: MakeData, tmp_path: Path
+) -> None:
+    """At once, and not at the end of the first epoch. A network without it may have such a batch."""
+    changes = {"data": str(make_data({3: 192, 1: 130, 4: 196}[replicas])), "epochs": 1, "replicas": replicas, "batch": batch}
+    with pytest.raises(ConfigError, match=f"leaves a last batch of 1 sample.*set {remedy}$"):
+        make_job(recipe("fashion", {**changes, "net": "resnet18"}), SoloCommunicator())
+    make_job(recipe("fashion", {**changes, "net": "lenet"}), SoloCommunicator())

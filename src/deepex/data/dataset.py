@@ -19,9 +19,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.feeds.read import MOST_HEADER_BYTES, Sink, Unlike, changed, hand_over, npy_header, read_rows, read_whole
+from deepex.data.feeds.read import Sink, Unlike, changed, hand_over, npy_header, read_rows, read_whole
 from deepex.data.manifest import Manifest, PackedFile, Part, load
-from deepex.data.npy import COMPRESSED, byte_view, load_compressed, map_npy, read_header, remember
+from deepex.data.npy import COMPRESSED, MOST_HEADER_BYTES, byte_view, load_compressed, map_npy, read_header, remember
 from deepex.errors import DataError
 
 _BLOCK_BYTES = 16 << 20

@@ -30,7 +30,7 @@ from deepex.record.files import write_atomic
 COMPRESSED = ".xz"  # the end of the name of a file that is compressed as a whole
 
 _LENGTH_FORMATS = {1: "<H", 2: "<I"}  # version 3 exists for arrays with named fields only
-_MOST_HEADER_BYTES = 10_000
+MOST_HEADER_BYTES = 10_000
 _NUMBER_TYPE = re.compile(r"\|[biu]1|[<>]([iu][248]|f[248])")
 
 
@@ -150,7 +150,7 @@ def parse_header(file: IO[bytes]) -> NpyHeader:
         raise ValueError(f"its format version is {major}")
     length_format = _LENGTH_FORMATS[major]
     (length,) = struct.unpack(length_format, _exactly(file, struct.calcsize(length_format)))
-    if length > _MOST_HEADER_BYTES:
+    if length > MOST_HEADER_BYTES:
         raise ValueError(f"its header claims to have {length} bytes")
     try:
         table = ast.literal_eval(_exactly(file, length).decode("latin1"))

@@ -17,6 +17,19 @@ _IMAGES: Final = 2  # one is too few for batch norm
 _THREADS: Final = 4  # several ranks of a node may be here at once
 
 
+def takes_one(network: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether one image of `shape` can be a batch: batch norm over a single value per channel cannot be trained."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            _twin(network)(torch.zeros(1, *shape))
+        except ValueError as error:
+            return "more than 1 value per channel" not in str(error)
+        except Exception:  # noqa: BLE001 - as below
+            return True
+    return True
+
+
 def activation_bytes(network: nn.Module, shape: tuple[int, ...], batch: int) -> int | None:
     """The bytes that autograd keeps of a batch of images of `shape` (channels, height, width), weights not counted.
 

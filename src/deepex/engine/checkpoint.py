@@ -1,8 +1,8 @@
 """Checkpoints: one write of the arena's state, atomic, the newest few kept.
 
-    save(run, arena, Position(epoch=3, step=32), …)
+    save(run.checkpoints, Position(epoch=3, step=32), arena, network, …)
     checkpoint = newest(run.checkpoints)
-    restore(checkpoint, arena)
+    restore(checkpoint, arena, network)
 
 `NAME.safetensors` holds the arena's state as one flat tensor (and the network's integer buffers); `NAME.json` says where in the run
 it was taken and how the flat tensor is laid out. The .json is written last: a checkpoint without it does not exist. Checkpoints are

@@ -12,7 +12,7 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.direct import Hdf5Config, Hdf5Dataset, find_hdf5
 from deepex.data.feeds.placement import Placement, choose_placement, most_modest
 from deepex.data.feeds.shard import Shards
-from deepex.engine.activation import activation_bytes
+from deepex.engine.activation import activation_bytes, takes_one
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Dataset, Job
 from deepex.engine.layout import choose_layout
@@ -35,6 +35,7 @@ def make_job(config: RunConfig, comm: Communicator) -> Job:
     shards = Shards(dataset.part("train").count, replicas, config.batch)
     device = pick_device(config.device, comm.place.local_rank)
     network = build_network(config, dataset.manifest)
+    _check_last_batch(config, network, dataset, shards)
     return Job(
         config=config,
         network=network,
@@ -43,6 +44,23 @@ def make_job(config: RunConfig, comm: Communicator) -> Job:
         placement=_place(config, dataset, network, device=device, shards=shards, comm=comm),
         replicas=replicas,
         channels_last=config.layout == "channels_last",
+    )
+
+
+def _check_last_batch(config: RunConfig, network: nn.Module, dataset: Dataset, shards: Shards) -> None:
+    """A last batch of one sample is too few for some networks, which would be told at the end of an epoch only."""
+
+    def leaves_one(batch: int) -> bool:
+        return any(shards.size(replica) % batch == (batch > 1) for replica in (0, shards.replicas - 1))
+
+    channels, height, width = dataset.manifest.shape
+    if not leaves_one(config.batch) or takes_one(network, (channels, *config.augment.size(height, width))):
+        return
+    near = sorted(range(2, shards.size(shards.replicas - 1) + 1), key=lambda batch: abs(batch - config.batch))
+    better = next((f"set batch={batch}" for batch in near if not leaves_one(batch)), "use fewer replicas")
+    raise ConfigError(
+        f"batch {config.batch} leaves a last batch of 1 sample, of which batch norm in this network can make nothing (replicas "
+        f"have {shards.size(0)} samples each, or one less): {better}"
     )
 
 
@@ -63,14 +81,28 @@ def _place(
     return choose_placement(
         config.placement,
         samples_bytes=(per_rank * shards.size(0) + validated) * sample_bytes,
-        arena_bytes=3 * weights,  # with gradients and momentum
+        arena_bytes=_arena_slices(config, per_rank, on_gpu=on_gpu) * weights,
         activation_bytes=activation_bytes(network, (channels, *config.augment.size(height, width)), config.batch),
         device=device.type,
         free_device_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else free_host,
         free_host_bytes=free_host,
         ranks_on_device=-(-comm.place.local_size // torch.cuda.device_count()) if on_gpu else 1,
+        through_host=on_gpu and dataset.manifest.order == "given",
         replicas_per_rank=per_rank,
     )
+
+
+def _arena_slices(config: RunConfig, per_rank: int, *, on_gpu: bool) -> int:
+    """How many times the weights a rank holds.
+
+    With gradients and momentum; for several replicas also what they last agreed and their sum (of 8 bytes where deterministic),
+    and momenta of their own, which wait in host memory.
+    """
+    if per_rank == 1:
+        return 3
+    agreed = 2 if config.sync.momentum == "average" else 1
+    waiting = per_rank if config.sync.momentum == "local" and not on_gpu else 0
+    return 3 + (3 if config.deterministic else 2) * agreed + waiting
 
 
 def agree_on_placement(job: Job, comm: Communicator) -> Job:

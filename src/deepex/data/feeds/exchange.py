@@ -47,7 +47,7 @@ class Exchange:
     """The blocks of a node's ranks.
 
     `whole`: a block has room for all samples of its rank, in their order. Else only for those that another rank reads for it, file
-    after file; `row` tells where.
+    after file; `foreign` tells where.
     """
 
     def __init__(self, samples: Samples, comm: Communicator | None, *, whole: bool) -> None:

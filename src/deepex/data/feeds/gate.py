@@ -1,6 +1,6 @@
 """Gates in memory that processes share: shut until the one who is responsible opens them, then open for good.
 
-    gates = Gates(memory, count=3)         # any memory of 3 × Gates.NUM_BYTES that starts on a multiple of 64 bytes
+    gates = Gates(memory, count=3)         # any memory of 3 × Gates.NUM_BYTES that starts on a multiple of 8 bytes
     gates.make()                           # once, by one process, before anybody uses them
     gates.open(1)                          # what was written before is seen by whoever passes
     gates.passed(1, seconds=0.1)           # True; False if it is still shut by then

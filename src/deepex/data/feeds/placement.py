@@ -44,12 +44,13 @@ def choose_placement(
     free_device_bytes: int,
     free_host_bytes: int,
     ranks_on_device: int = 1,
+    through_host: bool = False,
     replicas_per_rank: int = 1,
 ) -> Placement:
     """Choose the fastest placement that fits, or take the one that is asked for.
 
     `samples_bytes` counts those for validation too, and free host memory is this rank's share of its node's. On a CPU, `device` is
-    host memory, and so is `host`.
+    host memory, and so is `host`. `through_host`: samples are collected there before they go to a GPU.
     """
     on_gpu = device == "cuda"
     free_device = free_device_bytes // ranks_on_device if on_gpu else int(_HOST_SHARE * free_host_bytes)
@@ -73,12 +74,13 @@ def choose_placement(
     needs = f"{size} and {_mb(network)} for the network (activations {source})"
     if asked != "auto":
         kind, reason = asked, f"asked for; {size}"
-    elif samples_bytes + network <= free_device:
+    elif samples_bytes + network <= free_device and (samples_bytes <= free_host or not through_host):
         kind, reason = "device", f"{needs} fit in {'the GPU' if on_gpu else 'memory'}'s free {_mb(free_device)}"
     elif on_gpu and samples_bytes <= free_host:
         kind, reason = "host", f"{needs} do not fit in the GPU's free {_mb(free_device)}, but in the host's {_mb(free_host)}"
     else:
-        kind, reason = "stream", f"{needs} do not fit in memory ({_mb(max(free_device, free_host))} free): read ahead of use"
+        free = free_host if through_host else max(free_device, free_host)
+        kind, reason = "stream", f"{needs} do not fit in memory ({_mb(free)} free): read ahead of use"
     if kind == "stream" and replicas_per_rank > 1:
         reason += "; replicas that take turns within an epoch are gathered from memory maps, and the page cache bounds the memory"
     return Placement(kind=kind, reason=reason, estimate=estimate)

@@ -1,6 +1,7 @@
-"""Reading a file once, from its first byte to its last, in requests of 16 MB and more, and hashing it on the way.
+"""Reading a file once, from its first byte to its last, in one request or in several of 16 MiB and more, and hashing it on the way.
 
-    digest = read_rows(path, row_bytes=784, count=6000, span=(0, 6000), sink=Rows([Target(0, 6000, images, labels)]), hashing=True)
+    sink = Rows([Target(0, 6000, images, labels)], row_bytes=784)
+    header, digest = read_rows(path, row_bytes=784, count=6000, span=(0, 6000), sink=sink, hashing=True)
 
 Plain reads, not a memory map: one large request is what a parallel file system is built for; a map asks page by page. The bytes go
 straight to where they are wanted, in one request even where that is several places (preadv).
@@ -20,12 +21,11 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from deepex.data.npy import byte_view
+from deepex.data.npy import MOST_HEADER_BYTES, byte_view
 from deepex.errors import DataError
 
 REQUEST_BYTES: Final = 16 << 20
 _MOST_VIEWS: Final = 512  # of one request; Linux takes 1024
-MOST_HEADER_BYTES: Final = 10_000
 
 
 class Stopped(Exception):  # noqa: N818 - no error: whoever reads was told to stop

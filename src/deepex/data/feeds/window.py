@@ -6,7 +6,8 @@
 
 One thread reads the pieces of an epoch's windows whole, in large requests, into a ring of rows: the window in use, the next one,
 and a batch that may reach over both. So the memory is at most twice the largest window (256 MiB, or a file if that is larger) and a
-batch. When an epoch is read to its end, the thread goes on with the next one.
+batch, beside 48 bytes for each of the rank's samples that tell its place. When an epoch is read to its end, the thread goes on with
+the next one.
 
 Who owns a row: the reader, from the moment that `freed` is within one ring of it until `loaded` has passed it; then whoever calls
 `fill`, until that moves `freed` past it. Both count rows since the start, and change under the lock alone.
@@ -172,7 +173,8 @@ class Windows(Store):
 class Maps(Store):
     """The samples of a rank in the files' memory maps; the system's page cache decides what stays in memory.
 
-    For turns that come back to windows, and for a dataset that was not packed shuffled, whose window is a whole shard.
+    Compressed files are unpacked into memory instead, and stay there. For turns that come back to windows, and for a dataset that
+    was not packed shuffled, whose window is a whole shard.
     """
 
     def __init__(self, samples: Samples, *, verify: bool = False) -> None:
