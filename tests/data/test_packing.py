@@ -361,6 +361,36 @@ def test_wide_integers_become_bytes_with_a_scale(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "low", "high"), [("signed bytes", -120, 120), ("text", -0.5, 0.5), ("text of integers", 0, 1000), ("png", 0, 65535)]
+)
+def test_whatever_holds_numbers_becomes_bytes_with_a_scale(tmp_path: Path, kind: str, low: float, high: float) -> None:
+    values = np.linspace(low, high, 40).reshape(10, 2, 2)
+    source = tmp_path / {"signed bytes": "i.npy", "png": "pictures"}.get(kind, "m.txt")
+    if kind == "signed bytes":
+        np.save(source, np.rint(values).astype(np.int8))
+    elif kind == "png":
+        source.mkdir()
+        for number, one in enumerate(values):
+            Image.fromarray(one.astype(np.uint16)).save(source / f"{number}.png")
+    else:
+        written = "%d" if "integers" in kind else "%.18e"
+        source.write_text("\n".join("\n".join(" ".join(written % value for value in row) for row in one) + "\n" for one in values))
+    manifest = pack(source, tmp_path / "out", validation=0.0, given_order=True, dtype="uint8", scale=(low, high))
+    found = PackedDataset.open(tmp_path / "out").part("train").read(0, 10)[0]
+    assert (manifest.dtype, manifest.scale) == ("uint8", (0.0, 255.0))
+    assert np.abs(found.reshape(-1) - np.linspace(0, 255, 40)).max() <= 1
+
+
+@pytest.mark.parametrize("other", [np.int8, np.int16])
+def test_a_scale_for_bytes_is_not_for_bytes_beside_other_numbers(tmp_path: Path, other: Any) -> None:
+    np.save(tmp_path / "a.npy", np.full((10, 2, 2), 100, np.uint8))
+    np.save(tmp_path / "b.npy", np.full((10, 2, 2), 100, other))
+    for train, held in ("ab", "ba"):
+        with pytest.raises(DataError, match=r"the parts are of u?int.* and u?int.*; convert one of them"):
+            pack(tmp_path / f"{train}.npy", tmp_path / "out", validation=tmp_path / f"{held}.npy", dtype="uint8", scale=(0, 500))
+
+
+@pytest.mark.parametrize(
     ("change", "portable"),
     [
         *(({"seed": 9}, portable) for portable in (True, False)),

@@ -7,7 +7,7 @@ stored, misfits = form.convert(raw)         # misfits: places of samples with a 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from deepex.data.packing.config import PackConfig
 from deepex.data.source.base import Images, Source
 from deepex.errors import DataError
+
+_AS_BYTES: Final = (np.uint8, np.bool_)  # types whose values are bytes as they are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +69,16 @@ def choose_form(source: Source, config: PackConfig) -> Form:
     images = [one for one in (source.train, source.validation) if one is not None]
     dtype = config.dtype or stored_dtype(images)
     quantise = None
-    if config.dtype == "uint8" and any(one.dtype.itemsize > 1 for one in images):
+    if config.dtype == "uint8" and any(one.dtype not in _AS_BYTES for one in images):
         if config.scale is None and any(one.dtype.kind == "f" for one in images):
             raise DataError(
                 f"{images[0].name(0)} has real numbers, which --dtype uint8 would round; say with --scale LOW HIGH which values "
                 "become 0 and 255"
             )
         quantise = config.scale
+    if quantise and any(one.dtype == np.uint8 for one in images):
+        types = " and ".join(str(one.dtype) for one in images)
+        raise DataError(f"the parts are of {types}, and --scale is not for values that are bytes already; convert one of them")
     return Form(dtype=dtype, quantise=quantise, skip_bad=config.skip_bad, compress=config.compress, exact=config.dtype is None)
 
 
@@ -81,7 +86,7 @@ def stored_dtype(images: Sequence[Images]) -> Literal["uint8", "float32"]:
     """uint8 for integers that fit, else float32; wider integers are looked through, to the first that does not fit."""
     if any(one.dtype.kind == "f" for one in images):
         return "float32"
-    wide = [one for one in images if one.dtype not in (np.uint8, np.bool_)]
+    wide = [one for one in images if one.dtype not in _AS_BYTES]
     return "uint8" if all(_fits_bytes(one) for one in wide) else "float32"
 
 

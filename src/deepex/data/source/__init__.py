@@ -58,9 +58,10 @@ class SourceConfig:
     `images`, `labels`: names within an HDF5 or .npz file, and `validation_labels` of validation images in the same file; `labels`
     is a file for one IDX or .npy file, and may be one for .npz. `layout`: the order of an
     array's dimensions. `resize`: the shorter side, or (height, width). `crop`: (height, width) from the middle. `channels`: 1 or 3;
-    monochrome is replicated. `dtype`: how samples will be stored, which decides whether 16-bit pictures fit. `convert`: accept
-    CMYK, transparent, 16-bit and animated pictures; `max_pixels`: refuse larger ones before they are decoded. `topology`,
-    `select`, `cutoff`, `stride`, `periodic`: of a trajectory. `matrix`: (rows, columns) of matrices that stand on one line each.
+    monochrome is replicated. `dtype`: how samples will be stored, which decides whether 16-bit pictures fit; bytes with
+    a `scale` are made of any numbers. `convert`: accept CMYK, transparent, 16-bit and animated pictures; `max_pixels`: refuse
+    larger ones before they are decoded. `topology`, `select`, `cutoff`, `stride`, `periodic`: of a trajectory. `matrix`: (rows,
+    columns) of matrices that stand on one line each.
     """
 
     images: str | None = None
@@ -71,6 +72,7 @@ class SourceConfig:
     crop: tuple[int, int] | None = None
     channels: Literal[1, 3] | None = None
     dtype: Literal["uint8", "float16", "float32"] | None = None
+    scale: tuple[float, float] | None = None
     convert: bool = False
     max_pixels: int | None = None
     topology: Path | None = None
@@ -82,8 +84,10 @@ class SourceConfig:
 
     @property
     def read_dtype(self) -> Literal["uint8", "float32"] | None:
-        """The type in which pictures and texts are read for the one in which they will be stored."""
-        return None if self.dtype is None else "uint8" if self.dtype == "uint8" else "float32"
+        """The type in which pictures and texts are read for the one in which they will be stored; None is found out."""
+        if self.dtype != "uint8":
+            return None if self.dtype is None else "float32"
+        return "uint8" if self.scale is None else None
 
     @property
     def names(self) -> dict[str, str | None]:
