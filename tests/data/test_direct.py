@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import h5py
@@ -253,6 +253,18 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
         file["entry/data"][123, 2, 2] = np.nan
     with pytest.raises(DataError, match=r"a\.h5 entry/data\[123\] has a value that is not finite"):
         read_all(Hdf5Dataset.open(path, Hdf5Config(images="entry/data", validation=0.0)).part("train"))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_label_that_stands_for_none_is_named(tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        del file["entry/class"]
+        file["entry/class"] = np.array([0] * 299 + [2**32 - 1], np.uint32)
+    monkeypatch.setattr(np, "bincount", None)  # no list with a place for each of four billion classes
+    monkeypatch.setattr(direct, "range", None, raising=False)
+    with taken_for_large() if large else nullcontext(), pytest.raises(DataError, match=r"has the label 4294967295; .*: renumber"):
+        Hdf5Dataset.open(path, Hdf5Config(**NAMED))
 
 
 def test_a_chunk_that_cannot_be_read_is_named(tmp_path: Path) -> None:

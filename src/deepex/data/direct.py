@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from deepex.data.deal import Bands, deal, lost_class, spread
 from deepex.data.feeds.read import REQUEST_BYTES, Sink, requests
 from deepex.data.manifest import Manifest, Part
+from deepex.data.packing.check import class_names
 from deepex.data.packing.moments import Moments
 from deepex.data.source.base import Images, Source
 from deepex.data.source.hdf5 import Hdf5Images, open_hdf5
@@ -92,9 +93,8 @@ class Hdf5Dataset:
         """Open the files that `path` is or has, and measure their samples, or some."""
         names: dict[str, Any] = {"images": config.images, "labels": config.labels, "held_labels": config.validation_labels}
         source = open_hdf5(find_hdf5(path), layout=config.layout, **names)
+        classes = class_names(source, None)  # first: dealing counts the samples of each class
         parts, how = _deal(source, config.validation, path)
-        labels = [one.labels for one in (source.train, source.validation) if one is not None and one.labels is not None]
-        classes = tuple(map(str, range(1 + max(int(each.max()) for each in labels)))) if labels else ()
         return cls(path, _describe(path, parts, classes, config, how), parts)
 
     def part(self, name: str) -> "Hdf5Part":
