@@ -286,6 +286,15 @@ def test_the_scale_is_the_one_given_or_that_of_the_values(tmp_path: Path) -> Non
         assert manifest.mean == pytest.approx([(100 - expected[0]) / (expected[1] - expected[0])])
 
 
+@pytest.mark.parametrize("value", [0.0, -3.0, 1e17])
+def test_one_value_everywhere_has_a_scale_too(tmp_path: Path, value: float) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = np.full((20, 4, 4), value, np.float32)
+    manifest = Hdf5Dataset.open(tmp_path / "a.h5", Hdf5Config()).manifest
+    assert manifest.scale[0] == np.float32(value) < manifest.scale[1]
+    assert (manifest.mean, manifest.deviation) == ((0.0,), (1.0,))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [({"imges": "x"}, "data_options.imges"), ({"validation": 1.5}, "validation is 1.5"), ({"scale": [3, 1]}, "low below high")],

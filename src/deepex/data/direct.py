@@ -267,9 +267,7 @@ def _describe(path: Path, parts: dict[str, Hdf5Part], classes: tuple[str, ...], 
         train.read(numbers, block)
         moments.add(block)
         num_measured += len(numbers)
-    bytes_scale = (0.0, 1.0) if moments.high <= 1 else (0.0, 255.0)
-    extent = (moments.low, moments.high if moments.high > moments.low else moments.low + 1)
-    low, high = config.scale or (bytes_scale if train.dtype == np.uint8 else extent)
+    low, high = config.scale or moments.own_scale(train.dtype)
     mean, deviation = moments.scaled(low, high)
     height, width, channels = train.sample_shape
     labels = np.concatenate([part.labels(np.arange(part.count)) for part in parts.values()])

@@ -57,6 +57,13 @@ class Moments:
         # Sums of equal float32 values are exact in float64, so a constant channel has exactly 0 here.
         return mean.tolist(), np.where(deviation > 0, deviation, 1.0).tolist()
 
+    def own_scale(self, dtype: np.dtype[Any]) -> tuple[float, float]:
+        """The values that map to 0 and 1 unless others are given: 0 and 255 of bytes, or 0 and 1; else the least and greatest."""
+        if dtype == np.uint8:
+            return (0.0, 1.0) if self.high <= 1 else (0.0, 255.0)
+        low, high = self.low, self.high
+        return (low, high) if low < high else (low, low + max(1.0, abs(low)))  # at 1e17, low + 1 is low
+
     def to_json(self) -> list[Any]:
         """Plain values; `from_json` gives an equal one back."""
         return [self.low, self.high, self._count, self._mean.tolist(), self._squares.tolist()]

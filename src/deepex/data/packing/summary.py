@@ -38,7 +38,7 @@ def summarise(
     for report in parts["train"]:
         moments.join(Moments.from_json(report.moments))
     packed = {part: _part(part, files) for part, files in parts.items()}
-    low, high = (0.0, 255.0) if form.quantise else config.scale or _scale(form.dtype, moments)
+    low, high = (0.0, 255.0) if form.quantise else config.scale or moments.own_scale(np.dtype(form.dtype))
     mean, deviation = moments.scaled(low, high)
     height, width, channels = source.train.shape
     return Manifest(
@@ -112,10 +112,3 @@ def _skipped(skipped: list[tuple[str, str]], out: Path) -> dict[str, Any]:
     lines = [f"{name}: {reason}".encode("utf-8", "backslashreplace").decode() for name, reason in skipped]
     (out / SKIPPED_NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return {"skipped": {"count": len(skipped), "first": lines[:_LISTED], "file": SKIPPED_NAME}}
-
-
-def _scale(dtype: str, moments: Moments) -> tuple[float, float]:
-    if dtype == "uint8":
-        return (0.0, 1.0) if moments.high <= 1 else (0.0, 255.0)
-    low, high = moments.low, moments.high
-    return (low, high) if low < high else (low, low + max(1.0, abs(low)))  # at 1e17, low + 1 is low
