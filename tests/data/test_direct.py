@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data import direct
-from deepex.data.direct import Hdf5Config, Hdf5Dataset, Hdf5Part
+from deepex.data.direct import Hdf5Config, Hdf5Dataset, Hdf5Part, find_hdf5
 from deepex.data.feeds.read import Rows, Target
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
@@ -218,6 +218,15 @@ def test_a_validation_part_of_the_files_is_kept(tmp_path: Path) -> None:
     manifest = Hdf5Dataset.open(tmp_path / "a.h5", Hdf5Config()).manifest
     assert {name: part.count for name, part in manifest.parts.items()} == {"train": 30, "validation": 9}
     assert manifest.source["validation"] == "the files' own"
+
+
+def test_hidden_files_are_no_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5")
+    (tmp_path / "._a.h5").write_bytes(b"\0\5\x16\7 of macOS")
+    assert find_hdf5(tmp_path) == [path]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "._a.h5").touch()
+    assert find_hdf5(tmp_path / "b") == []
 
 
 @pytest.mark.parametrize("large", [False, True])

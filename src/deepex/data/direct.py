@@ -74,7 +74,8 @@ def find_hdf5(path: Path) -> list[Path]:
     if path.is_dir():
         if (path / "manifest.json").exists():
             return []
-        return sorted(entry for entry in path.iterdir() if entry.name.lower().endswith(SUFFIXES))
+        # Hidden files are no data: macOS puts one such as ._a.h5 beside each.
+        return sorted(one for one in path.iterdir() if one.name.lower().endswith(SUFFIXES) and not one.name.startswith("."))
     if not path.is_file():
         return []
     with path.open("rb") as file:
