@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,12 @@ from typer.testing import CliRunner
 from deepex.cli.data import app
 from deepex.data.dataset import PackedDataset
 from deepex.data.make import make
+from deepex.data.simulation import folding
 from deepex.data.simulation.folding import native_fraction
+from deepex.data.simulation.kept import claim
 from deepex.errors import DataError, UnknownName
 from deepex.recipes.job import SAMPLES
+from tests.mpi import run_ranks
 
 MOST_BYTES = 12_000_000  # of the two samples together
 
@@ -42,6 +46,77 @@ def test_folding_is_made_the_same_from_the_same_seed(tmp_path: Path) -> None:
     assert made[0].parts != made[2].parts
     maps, _ = PackedDataset.open(tmp_path / "0").part("train").read(0, 18)
     assert (maps == maps.transpose(0, 2, 1, 3)).all()
+
+
+def kept(directory: Path) -> dict[str, bytes]:
+    return {entry.name: entry.read_bytes() for entry in directory.iterdir()}
+
+
+def test_trajectories_of_another_request_are_not_touched_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, keep = tmp_path / "out", tmp_path / "kept"
+    make("pf", out, images=20, keep=keep)
+    before = kept(keep)
+    assert set(before) == {"request.json", "topology.pdb", "train-00000.dcd", "validation-00000.dcd"}
+    manifest = (out / "manifest.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(folding, "simulate", None)  # they are refused before that
+        for other in ({"images": 20, "seed": 2}, {"images": 30}):
+            with pytest.raises(DataError, match=r"train-00000.dcd, of --images 20 --seed 1 and not of --images .*--overwrite"):
+                make("pf", tmp_path / "other", **other, keep=keep)
+    assert kept(keep) == before
+    assert (out / "manifest.json").read_bytes() == manifest
+    (keep / "train-00007.dcd").touch()
+    (keep / "mine.dcd").touch()
+    make("pf", out, images=20, seed=2, keep=keep, overwrite=True)
+    after = kept(keep)
+    assert set(after) == set(before) | {"mine.dcd"}
+    assert after["train-00000.dcd"] != before["train-00000.dcd"]
+
+
+def test_the_same_request_goes_on_beside_its_trajectories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, keep = tmp_path / "out", tmp_path / "kept"
+    simulate, begun = folding.simulate, []
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        begun.append(1)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return simulate(*arguments, **options)
+
+    monkeypatch.setattr(folding, "simulate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make("pf", out, images=20, keep=keep)
+    first = kept(keep)
+    assert "train-00000.dcd" in first
+    make("pf", out, images=20, keep=keep)
+    assert len(begun) == 3  # the first trajectory is not made again
+    assert first.items() < kept(keep).items()
+
+
+def test_trajectories_of_nobody_known_are_not_touched(tmp_path: Path) -> None:
+    for written in (None, "{", "[]", "3"):
+        (tmp_path / "train-00000.dcd").touch()
+        if written is not None:
+            (tmp_path / "request.json").write_text(written)
+        with pytest.raises(DataError, match="a request that is not known and not of --images 20 --seed 1"):
+            claim(tmp_path, {"images": 20, "seed": 1}, overwrite=False)
+    claim(tmp_path, {"images": 20, "seed": 1}, overwrite=True)
+    assert json.loads((tmp_path / "request.json").read_text()) == {"images": 20, "seed": 1}
+    assert not (tmp_path / "train-00000.dcd").exists()
+
+
+def test_ranks_find_trajectories_of_another_request_together(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "train-00000.dcd").touch()
+    words = ["-m", "deepex", "data", "make", "pf", str(tmp_path / "out"), "--images", "20"]
+    words += ["--keep-trajectories", str(tmp_path / "kept"), "--workers", "1"]
+    refused = run_ranks(2, *words)
+    assert refused.returncode == 2
+    assert refused.stderr.count("has trajectories, such as train-00000.dcd") == 1
+    assert "Traceback" not in refused.stderr
+    done = run_ranks(2, *words, "--overwrite")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "kept" / "train-00000.dcd").stat().st_size
 
 
 def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:

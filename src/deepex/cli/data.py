@@ -266,7 +266,12 @@ def make(  # noqa: PLR0917 - as above
     ],
     seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same dataset on the same machine.")] = 1,
     keep_trajectories: Annotated[
-        Path | None, typer.Option(help="pf: also keep the trajectories in this directory, as DCD.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="pf: also keep the trajectories in this directory, as DCD. Those of other images or another seed are refused, "
+            "or removed with --overwrite.",
+            show_default=False,
+        ),
     ] = None,
     engine: Annotated[Engine, typer.Option(help="atomai: where to simulate; gpu needs CuPy (16 cores are faster).")] = Engine.cpu,
     compress: Compress = False,

@@ -16,6 +16,7 @@ from deepex.data.pack import pack_source
 from deepex.data.packing.config import PackConfig
 from deepex.data.packing.crew import Progress
 from deepex.data.packing.site import Site
+from deepex.data.simulation.kept import claim
 from deepex.data.source.base import Source
 from deepex.errors import DataError, UnknownName
 
@@ -53,11 +54,16 @@ def make(
     source = MAKERS[kind](config)
     words = ["deepex", "data", "make", kind, "OUT", "--images", str(config.images), "--seed", str(config.seed)]
     packing = PackConfig(name=kind, seed=config.seed, validation=0.0, license=LICENCE, compress=config.compress)
-    site = Site(Path(out), comm)
+    site = Site(Path(out), comm, first=lambda: _claim(config, overwrite=overwrite))
     with site.at_work():
         return pack_source(
             source, site, packing, command=shlex.join(words), overwrite=overwrite, workers=workers, progress=progress
         )
+
+
+def _claim(config: MakeConfig, *, overwrite: bool) -> None:
+    if config.keep is not None:
+        claim(config.keep, {"images": config.images, "seed": config.seed}, overwrite=overwrite)
 
 
 def _counts(images: int, groups: int) -> tuple[int, int]:

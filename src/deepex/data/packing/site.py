@@ -39,12 +39,16 @@ T = TypeVar("T")
 
 @final
 class Site:
-    """The directory `out`; `scratch` within it holds what is finished until the manifest is written."""
+    """The directory `out`; `scratch` within it holds what is finished until the manifest is written.
 
-    def __init__(self, out: Path, comm: "Communicator | None" = None) -> None:
+    `first` is done by rank 0 when it has locked `out`, before anything in there is removed.
+    """
+
+    def __init__(self, out: Path, comm: "Communicator | None" = None, *, first: Callable[[], None] | None = None) -> None:
         self.out, self.scratch = out, out / MARKER_NAME
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._rank, self._size = (0, 1) if self._comm is None else (self._comm.rank, self._comm.size)
+        self._first = first
         self._locked = ExitStack()
 
     @contextmanager
@@ -73,6 +77,8 @@ class Site:
             if self._rank == 0:
                 self._check(inputs, overwrite=overwrite)
                 self._lock()
+                if self._first is not None:
+                    self._first()
                 self._begin(digest())
 
         self._together(work)
