@@ -1,6 +1,7 @@
 """How a dataset is packed: read in order and shuffled, by workers and ranks, interrupted, with bad samples, on a full disk."""
 
 import copy
+import errno
 import hashlib
 import os
 import resource
@@ -31,7 +32,7 @@ from deepex.data.packing.fingerprint import feed, stamps
 from deepex.data.packing.moments import Moments
 from deepex.data.packing.site import Site
 from deepex.data.source.base import Bad, Images, Source
-from deepex.errors import DataError
+from deepex.errors import DataError, StorageError
 from tests.mpi import rank_environ, run_ranks
 
 
@@ -483,6 +484,31 @@ def test_a_disk_that_fills_is_named_and_the_packing_goes_on_afterwards(tmp_path:
     assert "Traceback" not in done.stderr
     assert subprocess.run(command, check=False, capture_output=True, timeout=100).returncode == 0
     assert PackedDataset.open(tmp_path / "out").verify() == []
+
+
+def test_a_disk_that_fills_with_the_list_of_what_was_skipped_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Numbered(20, block=1, bad=frozenset({7}))
+
+    def full(path: Path, *arguments: Any, **options: Any) -> Any:
+        if "skipped.txt" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        opened = Path.open
+        patch.setattr(Path, "open", full)
+        with pytest.raises(StorageError, match=r"cannot write .*skipped\.txt: No space left"):
+            put(source, tmp_path / "out", skip_bad=True)
+    put(source, tmp_path / "out", skip_bad=True)
+    assert (tmp_path / "out" / "skipped.txt").read_text().count("is broken") == 1
+
+
+def test_what_a_kill_left_of_the_list_of_what_was_skipped_is_cleared(tmp_path: Path) -> None:
+    (tmp_path / "out" / ".packing").mkdir(parents=True)
+    for name in ("skipped.txt", ".skipped.txt.part"):
+        (tmp_path / "out" / name).touch()
+    put(Numbered(20, block=1), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*skipped*"))
 
 
 def test_compressed_files_are_read_like_others(tmp_path: Path) -> None:

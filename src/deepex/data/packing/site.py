@@ -32,7 +32,9 @@ from deepex.record.files import flush_file, storage_error, write_json
 if TYPE_CHECKING:
     from deepex.comm import Communicator
 
-_OWN_NAME: Final = re.compile(r"\.?(train|validation)-\d{5,}(-labels)?\.npy(\.xz)?(\.part)?|\.manifest\.json\.part|skipped\.txt")
+_OWN_NAME: Final = re.compile(
+    r"\.?(train|validation)-\d{5,}(-labels)?\.npy(\.xz)?(\.part)?|\.manifest\.json\.part|\.?skipped\.txt(\.part)?"
+)
 _PLAN_NAME: Final = "plan.json"
 T = TypeVar("T")
 

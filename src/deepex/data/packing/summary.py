@@ -16,6 +16,7 @@ from deepex.data.packing.writer import FileReport
 from deepex.data.source.base import Source
 from deepex.data.source.layout import listed
 from deepex.errors import DataError
+from deepex.record.files import write_text
 
 SKIPPED_NAME: Final = "skipped.txt"
 _LISTED: Final = 20  # bad samples in the manifest; all of them are in skipped.txt
@@ -110,5 +111,5 @@ def _skipped(skipped: list[tuple[str, str]], out: Path) -> dict[str, Any]:
         (out / SKIPPED_NAME).unlink(missing_ok=True)
         return {}
     lines = [f"{name}: {reason}".encode("utf-8", "backslashreplace").decode() for name, reason in skipped]
-    (out / SKIPPED_NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(out / SKIPPED_NAME, "\n".join(lines) + "\n")
     return {"skipped": {"count": len(skipped), "first": lines[:_LISTED], "file": SKIPPED_NAME}}
