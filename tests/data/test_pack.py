@@ -21,7 +21,8 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.manifest import load
 from deepex.data.pack import pack
 from deepex.data.packing import writer
-from deepex.data.source import stream
+from deepex.data.packing.check import class_names
+from deepex.data.source import Source, open_source, stream
 from deepex.errors import DataError
 
 SAMPLE = Path(str(files("deepex"))) / "recipes" / "samples" / "fashion"
@@ -260,9 +261,17 @@ def test_names_of_classes_number_them_or_rename_them(tmp_path: Path, write: Call
         (["a", "b", "c"], "gives 3 names, a, b, c, without cat, dog of"),
         (["a"], "gives 1 names, a, without"),
         (["cat", "dog", "cat"], "a name is twice"),
+        (["Katze", "Katze"], "a name is twice"),
+        (["Katze", ""], "one is missing"),
     ):
         with pytest.raises(DataError, match=words):
             pack(source, tmp_path / "no", classes=names)
+
+
+def test_names_that_a_source_brings_are_checked_too(tmp_path: Path) -> None:
+    train = open_source(write_images(tmp_path / "tr", {"cat": [1, 2], "dog": [3, 4]})).train
+    with pytest.raises(DataError, match="a name is twice"):
+        class_names(Source(train=train), ("cat", "cat"))
 
 
 def test_train_and_validation_pictures_have_equally_many_bits(tmp_path: Path) -> None:
@@ -518,6 +527,10 @@ def test_bad_images_are_named_with_what_is_wrong(tmp_path: Path, case: str) -> N
         (np.arange(6), ["cat", "dog"], "2 class names were given, but the labels go to 5; give 6 names"),
         (np.arange(6) + 10**9, None, "has the label 1000000005"),
         (None, ["cat"], "1 class names were given, but .* has no labels"),
+        (np.arange(6) % 4, ["x", "x", "y", "z"], "the classes are x, x, y, z, where a name is twice; give each class one name"),
+        (np.arange(6) % 2, ["", ""], "the classes are '', '', where one is missing; give each class one name"),
+        (np.arange(6) % 2, ["cat", " "], "where one is missing"),
+        (np.arange(6) % 2, [], "where one is missing"),
     ],
 )
 def test_bad_labels_are_named_with_what_is_wrong(tmp_path: Path, labels: Any, classes: Any, words: str) -> None:

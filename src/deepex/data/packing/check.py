@@ -57,6 +57,8 @@ def with_validation(source: Source, other: Source) -> Source:
 
 def numbered_by(source: Source, names: Sequence[str] | None) -> Source:
     """`source` with its classes numbered as `names` has them; where none of its classes is among `names`, they are new names."""
+    if names is not None:
+        _check_names(names)
     if names is None or source.classes is None:
         return source
     unknown = [name for name in source.classes if name not in names]
@@ -67,12 +69,18 @@ def numbered_by(source: Source, names: Sequence[str] | None) -> Source:
             f"--classes gives {len(names)} names, {listed(list(names))}, without {listed(unknown)} of the source's classes "
             f"{listed(list(source.classes))}; give all of these in the order wanted, or a new name for each of them"
         )
-    if len(set(names)) < len(names):
-        raise DataError(f"--classes gives {listed(list(names))}, where a name is twice; give each class one name")
     parts = (source.train, source.validation)
     train, validation = (None if one is None else _renumbered(one, source.classes, names) for one in parts)
     assert train is not None
     return replace(source, train=train, validation=validation, classes=tuple(names))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if not names or not all(name.strip() for name in names):
+        shown = listed([repr(name) for name in names])
+        raise DataError(f"the names of the classes are {shown}, where one is missing; give each class one name")
+    if len(set(names)) < len(names):
+        raise DataError(f"the names of the classes are {listed(list(names))}, where a name is twice; give each class one name")
 
 
 def _renumbered(images: Images, classes: Sequence[str], order: Sequence[str]) -> Images:
@@ -99,6 +107,7 @@ def class_names(source: Source, classes: Sequence[str] | None) -> tuple[str, ...
                 f"a sample like {source.train.name(0)} has the label {greatest}; labels count from 0, without gaps: renumber them"
             )
         return tuple(map(str, range(greatest + 1)))
+    _check_names(classes)
     if len(classes) <= greatest:
         raise DataError(
             f"{len(classes)} class names were given, but the labels go to {greatest}; give {greatest + 1} names or more"
