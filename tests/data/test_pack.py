@@ -666,6 +666,13 @@ def test_the_command_packs_describes_and_verifies(tmp_path: Path) -> None:
     assert json.loads(run("verify", out, "--json"))["bad"] == []
 
 
+def test_a_file_of_names_may_begin_with_the_mark_of_windows(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("zero\none\n", encoding="utf-8-sig")
+    source, labels = write_npy(tmp_path / "i.npy", numbered(6)[0]), write_npy(tmp_path / "l.npy", np.arange(6) % 2)
+    run("pack", source, tmp_path / "out", "--labels", labels, "--classes", f"@{tmp_path / 'names.txt'}")
+    assert load(tmp_path / "out").classes == ("zero", "one")
+
+
 def test_the_recorded_command_packs_the_same_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, _ = numbered(40, (3, 2, 2))
     monkeypatch.chdir(tmp_path)

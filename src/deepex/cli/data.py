@@ -425,7 +425,7 @@ def _class_names(text: str | None) -> tuple[str, ...] | None:
     if not text.startswith("@"):
         return tuple(name.strip() for name in text.split(","))
     try:
-        lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        lines = Path(text[1:]).read_text(encoding="utf-8-sig").splitlines()  # Windows begins files with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"--classes got {text!r}, but that file cannot be read ({error}); give a text file, one name a line"
