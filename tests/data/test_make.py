@@ -124,6 +124,11 @@ def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:
         make("atomia", tmp_path / "out", images=1000)
     with pytest.raises(DataError, match="images is 100; it must be at least 270"):
         make("atomai", tmp_path / "out", images=100)
+    with pytest.raises(DataError, match="--engine gpu was given, but has no effect on pf: it is for atomai only; leave it out"):
+        make("pf", tmp_path / "out", images=20, engine="gpu")
+    with pytest.raises(DataError, match=r"--keep-trajectories .*kept was given, but has no effect on atomai: it is for pf only"):
+        make("atomai", tmp_path / "out", images=297, keep=tmp_path / "kept")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("name", "least"), [("atomai", 27 * 60), ("pf", 10_000)])

@@ -556,6 +556,7 @@ def test_bad_labels_are_named_with_what_is_wrong(tmp_path: Path, labels: Any, cl
         ({"scale": (0, float("nan"))}, "scale is 0, nan"),
         ({"layout": "NHWC"}, "layout NHWC needs 4 dimensions"),
         ({"balance": True, "limit": 2}, "has no labels, so classes cannot be balanced"),
+        ({"balance": True}, "balance was given without a limit, .* --limit or --validation-limit .* or leave --balance out"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(tmp_path: Path, options: dict[str, Any], words: str) -> None:
@@ -572,6 +573,8 @@ def test_bad_options_are_refused_before_anything_is_written(tmp_path: Path, opti
         ("i.npy", {"matrix": (2, 3)}, r"--matrix 2x3 was given, .* for matrices as text only"),
         ("i.npy", {"cutoff": 7.0}, r"--cutoff 7\.0 was given, .* for trajectories, with --topology only"),
         ("i.npy", {"periodic": True}, "--periodic was given"),
+        ("i.npy", {"convert": True}, r"--convert was given, but has no effect on .*i\.npy: it is for PNG and JPEG files only"),
+        ("m.txt", {"max_pixels": 5}, "--max-pixels 5 was given, .* for PNG and JPEG files only"),
         (
             "m.txt",
             {"labels": "l.npy"},
@@ -604,7 +607,8 @@ def test_options_of_one_kind_of_source_may_stand_beside_a_source_of_another(tmp_
     put(tmp_path / "a.npz", {"frames": images, "kinds": labels})
     held = write_images(tmp_path / "va", {"a": [1], "b": [2]})
     pack(tmp_path / "a.npz", tmp_path / "out", images="frames", labels="kinds", validation=held)
-    pack(held, tmp_path / "turned", images="frames", validation=tmp_path / "a.npz", validation_labels="kinds")
+    options: dict[str, Any] = {"images": "frames", "convert": True, "max_pixels": 6}
+    pack(held, tmp_path / "turned", **options, validation=tmp_path / "a.npz", validation_labels="kinds")
     assert multiset(*everything(tmp_path / "turned")["validation"]) == multiset(images, labels)
 
 

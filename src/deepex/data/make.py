@@ -23,6 +23,7 @@ from deepex.errors import DataError, UnknownName
 if TYPE_CHECKING:
     from deepex.comm import Communicator
 
+_ONLY_FOR: Final = {"engine": ("--engine", "atomai"), "keep": ("--keep-trajectories", "pf")}
 LICENCE: Final = "made by DeepEx; free to use"
 
 
@@ -51,6 +52,7 @@ def make(
     if kind not in MAKERS:
         raise UnknownName("dataset to make", kind, MAKERS)
     config = MakeConfig(**options)
+    _check_options(kind, config)
     source = MAKERS[kind](config)
     words = ["deepex", "data", "make", kind, "OUT", "--images", str(config.images), "--seed", str(config.seed)]
     packing = PackConfig(name=kind, seed=config.seed, validation=0.0, license=LICENCE, compress=config.compress)
@@ -59,6 +61,15 @@ def make(
         return pack_source(
             source, site, packing, command=shlex.join(words), overwrite=overwrite, workers=workers, progress=progress
         )
+
+
+def _check_options(kind: str, config: MakeConfig) -> None:
+    """What was given must have an effect."""
+    default = MakeConfig(images=config.images)
+    for key, (flag, only) in _ONLY_FOR.items():
+        value = getattr(config, key)
+        if kind != only and value != getattr(default, key):
+            raise DataError(f"{flag} {value} was given, but has no effect on {kind}: it is for {only} only; leave it out")
 
 
 def _claim(config: MakeConfig, *, overwrite: bool) -> None:

@@ -15,12 +15,15 @@ from deepex.data.source.layout import listed
 from deepex.errors import DataError
 
 _MOST_UNNAMED_CLASSES = 100_000
+_PICTURES: Final = "PNG and JPEG files"
 _TRAJECTORIES: Final = "trajectories, with --topology"
 _ONLY_FOR: Final = {
     "images": "HDF5 and .npz files",
     "labels": "HDF5, .npz, .npy and IDX files",
     "validation_labels": "HDF5 and .npz files with validation images",
     "layout": "HDF5, .npz, .npy and IDX files",
+    "convert": _PICTURES,
+    "max_pixels": _PICTURES,
     "matrix": "matrices as text",
     "select": _TRAJECTORIES,
     "cutoff": _TRAJECTORIES,
@@ -35,7 +38,8 @@ def check_options(reading: SourceConfig, held_labels: str | None, sources: Seque
     given = [(key, key, getattr(reading, key), sources[:1] if key == "labels" else sources) for key in _ONLY_FOR]
     given.append(("validation_labels", "labels", held_labels, sources[1:]))
     for name, key, value, found in given:
-        if value != getattr(default, key) and not any(key in source.options for _, source in found):
+        effective = {option for _, source in found for option in (*source.options, *source.train.options)}
+        if value != getattr(default, key) and key not in effective:
             raise DataError(
                 f"{' '.join(option_words(name, value))} was given, but has no effect on {found[0][0]}: it is for "
                 f"{_ONLY_FOR[key]} only; leave it out"

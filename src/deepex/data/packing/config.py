@@ -43,6 +43,11 @@ class PackConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise DataError(f"{key.replace('_', ' ')} is {value}; it must be 1 or more")
+        if self.balance and self.limit is None and self.validation_limit is None:
+            raise DataError(
+                "balance was given without a limit, so that all samples would be kept; say with --limit or --validation-limit how "
+                "many of all classes to keep, or leave --balance out"
+            )
         scale = self.scale
         if scale is not None and not (all(map(math.isfinite, scale)) and scale[0] < scale[1]):
             raise DataError(f"scale is {scale[0]}, {scale[1]}; it must be two numbers, low below high, that map to 0 and 1")

@@ -41,6 +41,7 @@ class ImageFiles(Images):
 
     block = 1
     busy = True
+    options = ("convert", "max_pixels")
 
     def __init__(
         self,
