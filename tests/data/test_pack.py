@@ -283,6 +283,26 @@ def test_train_and_validation_pictures_have_equally_many_bits(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("train", "held", "remedy"),
+    [
+        ((4, 4, 1), (4, 4, 3), "--channels 3"),
+        ((4, 4, 3), (4, 4, 4), "convert one"),
+        ((4, 4, 1), (5, 4, 1), "resize one"),
+        ((4, 4, 1), (4, 5, 3), "resize one"),
+    ],
+)
+def test_what_brings_both_parts_to_one_shape_is_said(tmp_path: Path, train: Any, held: Any, remedy: str) -> None:
+    first, second = (
+        write_npy(tmp_path / f"{name}.npy", np.zeros((6, *shape), np.uint8)) for name, shape in (("t", train), ("v", held))
+    )
+    for one, other in ((first, second), (second, first)):
+        with pytest.raises(DataError, match=f"they must be equal: {remedy}"):
+            pack(one, tmp_path / "no", validation=other)
+        if remedy == "--channels 3":
+            pack(one, tmp_path / one.stem, validation=other, channels=3)
+
+
+@pytest.mark.parametrize(
     ("shape", "layout", "expected", "chosen"),
     [
         ((5, 6, 7), None, (1, 6, 7), "NHW"),

@@ -119,6 +119,14 @@ def class_names(source: Source, classes: Sequence[str] | None) -> tuple[str, ...
     return tuple(classes)
 
 
+def _to_one_shape(train: Images, validation: Images) -> str:
+    """What brings images of two shapes to one."""
+    if train.shape[:2] != validation.shape[:2]:
+        return "resize one of them"
+    channels = {train.shape[2], validation.shape[2]}
+    return "--channels 3 replicates monochrome images" if channels == {1, 3} else "convert one of them"
+
+
 def check_agreement(source: Source) -> None:
     """Train and validation must be of one kind."""
     train, validation = source.train, source.validation
@@ -127,7 +135,7 @@ def check_agreement(source: Source) -> None:
     if train.shape != validation.shape:
         raise DataError(
             f"{train.name(0)} has (height, width, channels) {train.shape}, but the validation image {validation.name(0)} has "
-            f"{validation.shape}; they must be equal: resize one of them"
+            f"{validation.shape}; they must be equal: {_to_one_shape(train, validation)}"
         )
     if (train.dtype.kind == "f") != (validation.dtype.kind == "f"):
         raise DataError(
