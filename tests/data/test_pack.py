@@ -194,6 +194,16 @@ def test_validation_from_files_of_its_own(tmp_path: Path) -> None:
     assert manifest.source["command"] == command
 
 
+def test_validation_from_another_source_replaces_a_part_of_the_source(tmp_path: Path) -> None:
+    images, labels = numbered(30)
+    put(tmp_path / "a.npz", {"x_train": images[:10], "y_train": labels[:10], "x_test": images[10:20], "y_test": labels[10:20]})
+    put(tmp_path / "b.npz", {"images": images[20:], "labels": labels[20:]})
+    pack(tmp_path / "a.npz", tmp_path / "own", validation=0.5)
+    pack(tmp_path / "a.npz", tmp_path / "other", validation=tmp_path / "b.npz")
+    assert multiset(*everything(tmp_path / "own")["validation"]) == multiset(images[10:20], labels[10:20])
+    assert multiset(*everything(tmp_path / "other")["validation"]) == multiset(images[20:], labels[20:])
+
+
 def write_images(folder: Path, values: dict[str, list[int]]) -> Path:
     """A folder for each class, with pictures that are of one grey each."""
     for name, greys in values.items():
@@ -747,6 +757,13 @@ def test_a_users_mistake_is_left_to_the_entry_point(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["pack", "make", "info", "verify"])
 def test_help_has_an_example(verb: str) -> None:
     assert f"Example: deepex data {verb}" in run(verb, "--help")
+
+
+def test_help_says_what_is_replaced() -> None:
+    said = {verb: " ".join(run(verb, "--help").split()) for verb in ("pack", "make")}
+    assert "or another source, which replaces that part" in said["pack"]
+    for text in said.values():
+        assert "the old one is removed when the new one is begun" in text
 
 
 @pytest.mark.parametrize("kind", ["npz", "gz", "mnist"])

@@ -68,7 +68,12 @@ Workers = Annotated[
     typer.Option(min=1, help="Processes that work at once; by default one for each core of this rank.", show_default=False),
 ]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the dataset in OUT. Files that are not of a dataset are left alone.")
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Replace the dataset in OUT: the old one is removed when the new one is begun. Files that are not of a dataset are "
+        "left alone.",
+    ),
 ]
 Compress = Annotated[
     bool, typer.Option("--compress", help="Compress the files of images, for a dataset that is shipped; it is then read whole.")
@@ -100,7 +105,8 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
     validation: Annotated[
         str,
         typer.Option(
-            help="A share of the train samples to set aside if the source has no validation part, or a source of its own."
+            help="A share of the train samples to set aside if the source has no validation part; or another source, which "
+            "replaces that part."
         ),
     ] = "0.1",
     validation_labels: Annotated[

@@ -47,7 +47,10 @@ def check_options(reading: SourceConfig, held_labels: str | None, sources: Seque
 
 
 def with_validation(source: Source, other: Source) -> Source:
-    """`source` with the samples of `other` for validation; its classes are found by their names where both sources have names."""
+    """`source` with the samples of `other` for validation, in place of its own.
+
+    Their classes are found by their names where both sources have names.
+    """
     if source.classes is None or other.classes is None:
         return replace(source, validation=other.train)
     unknown = [name for name in other.classes if name not in source.classes]
