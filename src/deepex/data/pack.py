@@ -89,7 +89,7 @@ def pack(
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[SourceConfig, PackConfig]:
-    """Give each configuration its fields, both the `dtype`; what is in neither is an error."""
+    """Give each configuration its fields, both `dtype` and `scale`; what is in neither is an error."""
     reading, packing = ({f.name for f in fields(config)} for config in (SourceConfig, PackConfig))
     plain = {key: _plain(key, value) for key, value in options.items()}
     return (

@@ -38,8 +38,7 @@ def check_options(reading: SourceConfig, held_labels: str | None, sources: Seque
     given = [(key, key, getattr(reading, key), sources[:1] if key == "labels" else sources) for key in _ONLY_FOR]
     given.append(("validation_labels", "labels", held_labels, sources[1:]))
     for name, key, value, found in given:
-        effective = {option for _, source in found for option in (*source.options, *source.train.options)}
-        if value != getattr(default, key) and key not in effective:
+        if value != getattr(default, key) and not any(key in source.options for _, source in found):
             raise DataError(
                 f"{' '.join(option_words(name, value))} was given, but has no effect on {found[0][0]}: it is for "
                 f"{_ONLY_FOR[key]} only; leave it out"

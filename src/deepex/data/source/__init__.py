@@ -161,11 +161,11 @@ def _open_images(train: Listing, validation: Listing | None, config: SourceConfi
         "dtype": None if config.read_dtype is None else np.dtype(config.read_dtype),
     } | ({} if config.max_pixels is None else {"max_pixels": config.max_pixels})
     first = ImageFiles(train, **options)
-    if validation is None:
-        return Source(train=first, classes=train.classes)
-    # What was decided from the first train images holds for the validation images too.
-    options |= {"size": first.shape[:2], "channels": first.shape[2], "dtype": first.dtype, "depth": first.depth}
-    return Source(train=first, validation=ImageFiles(validation, **options), classes=train.classes)
+    held = None
+    if validation is not None:  # what was decided from the first train images holds for these too
+        options |= {"size": first.shape[:2], "channels": first.shape[2], "dtype": first.dtype, "depth": first.depth}
+        held = ImageFiles(validation, **options)
+    return Source(train=first, validation=held, classes=train.classes, options=("convert", "max_pixels"))
 
 
 def _open_file(path: Path, config: SourceConfig) -> Source:

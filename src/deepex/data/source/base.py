@@ -33,8 +33,8 @@ class Images(ABC):
 
     `block`: samples that are cheapest read together, in ascending order (a compressed chunk, a trajectory, the patterns of one
     specimen); 1 if any sample costs the same on its own. `busy`: reading is computing (decoding, simulating), so that more
-    processes help. `portable`: a pickled copy is small and works in another process; an array in memory is not. `options`: as those
-    of a Source. `description` goes into the manifest's `source`: plain JSON values; names of files, never paths.
+    processes help. `portable`: a pickled copy is small and works in another process; an array in memory is not. `description`
+    goes into the manifest's `source`: plain JSON values; names of files, never paths.
     """
 
     count: int
@@ -44,7 +44,6 @@ class Images(ABC):
     block: int = 1
     busy: bool = False
     portable: bool = True
-    options: tuple[str, ...] = ()
     description: dict[str, Any]
 
     @abstractmethod

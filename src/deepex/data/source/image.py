@@ -41,7 +41,6 @@ class ImageFiles(Images):
 
     block = 1
     busy = True
-    options = ("convert", "max_pixels")
 
     def __init__(
         self,
