@@ -26,6 +26,7 @@ from deepex.data.feeds import read
 from deepex.data.feeds.cache import Cache
 from deepex.data.feeds.device import DeviceFeed
 from deepex.data.feeds.feed import Feed, HostFeed, SlotFeed
+from deepex.data.feeds.node import NodePlan
 from deepex.data.feeds.order import cut, epoch_groups, epoch_order, epoch_windows
 from deepex.data.feeds.placement import Placement, choose_placement, make_feed, most_modest
 from deepex.data.feeds.samples import Samples, Turn
@@ -279,6 +280,22 @@ def test_a_batch_waits_for_every_file_of_its_window(
     positions = reference_order(part, shards, 0, 1, shuffled=shuffled)
     assert (np.concatenate([batch[0] for batch in found]) == images[positions]).all()
     assert (np.concatenate([batch[1] for batch in found]) == labels[positions]).all()
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_a_reader_that_is_late_to_end_is_waited_for(
+    shuffled: bool, parts: dict[int, PackedPart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All samples are on the device, and the thread that read them has its last words to say."""
+    original = NodePlan.forget
+
+    def slowly(self: NodePlan) -> None:
+        sleep(0.3)
+        original(self)
+
+    monkeypatch.setattr(NodePlan, "forget", slowly)
+    samples = Samples(parts[10], Shards(COUNT, 1, 10), range(1), seed=5, shuffled=shuffled)
+    assert len(collect(DeviceFeed(samples, CPU), [Turn(0, 0, 13)], range(1))) == 13
 
 
 @pytest.mark.timeout(30)

@@ -67,11 +67,15 @@ class Cache(Store):
             self.exchange.wait(file)
             self._awaited.discard(file)
 
+    def finish(self) -> None:
+        """Return when this rank has read all that it reads, for others too."""
+        if self._reader is not None:
+            self._reader.join()
+
     @override
     def close(self) -> None:
         self.exchange.stopped.set()
-        if self._reader is not None:
-            self._reader.join()
+        self.finish()
 
     def _wait(self, window: Window) -> None:
         for file in self._awaited.intersection(self._samples.files_of(window)):

@@ -96,13 +96,14 @@ class DeviceFeed(Feed):
                     cache.wait_for_all()
                     self._memory.put(0, cache.images, cache.labels)
                     self._memory.arrived(*files)
+                    cache.finish()
+            self._exchange = self._cache = None  # the samples are on the device now
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to those who wait
             if cache is None and not isinstance(error, Stopped):  # else its own reader tells the others
                 exchange.fail(error)
             self._memory.fail(error)
         finally:
             self._memory.release()
-            self._exchange = self._cache = None  # the samples are on the device now
 
     def _load_files(self, files: Sequence[int], exchange: Exchange) -> None:
         """First all that others may be waiting for; what others read for this rank is taken when it is there."""
