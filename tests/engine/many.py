@@ -7,6 +7,7 @@ from mpi4py import MPI
 
 import deepex
 from deepex.engine.config import RunConfig
+from deepex.engine.optim import OptimConfig
 from deepex.sync import SyncConfig
 
 WAYS = {
@@ -18,7 +19,7 @@ WAYS = {
 
 
 def config(data: str, way: str) -> RunConfig:
-    """8 replicas with batch norm and dropout."""
+    """8 replicas with batch norm and dropout, and a rate that is another in every step."""
     sync, deterministic = WAYS[way]
     return RunConfig(
         net="tests.networks:normed",
@@ -27,6 +28,7 @@ def config(data: str, way: str) -> RunConfig:
         batch=8,
         replicas=8,
         validate="none",
+        optim=OptimConfig(schedule="cosine"),
         sync=sync,
         deterministic=deterministic,
         layout="contiguous",  # or each would choose by a trial, and dropout draws its masks in the order of the memory

@@ -130,6 +130,7 @@ class Learner:
         self._agreement.reach(self._comm, float(asked_to_stop()))
         self.clock.mark(SYNC)
         if not self._updates_locally:
+            self.rate = self._rate(epoch, stop - 1)  # also on a rank whose shards have ended: all update alike
             self._optimiser.update(self.rate)
             self.clock.mark(UPDATE)
         return stop
@@ -144,7 +145,7 @@ class Learner:
         raw, labels = self.feed.next()
         seed_step(raw.device, self._job.config.seed, replica, epoch, step)
         images = self.step.prepare(raw, train=True)
-        self.rate = self._schedule.rate(epoch + (step + 0.5) / self._shards.steps)
+        self.rate = self._rate(epoch, step)
         self.clock.mark(INPUT)
         self.step.forward(images, labels)
         self.clock.mark(FORWARD)
@@ -154,6 +155,9 @@ class Learner:
             self._optimiser.update(self.rate)
             self.clock.mark(UPDATE)
         return len(images)
+
+    def _rate(self, epoch: int, step: int) -> float:
+        return self._schedule.rate(epoch + (step + 0.5) / self._shards.steps)
 
     def _last_step(self, replica: int, stop: int) -> int:
         """Where a replica's turn ends: at `stop`, or earlier if its shard does."""
