@@ -21,6 +21,7 @@ from deepex.comm.solo import SoloCommunicator
 from deepex.data.pack import pack
 from deepex.engine import checkpoint as checkpoints
 from deepex.engine.config import RunConfig
+from deepex.engine.stop import StopPoll
 from deepex.errors import RunError, StorageError
 from deepex.record import RunDirectory
 from deepex.sync import SyncConfig
@@ -107,7 +108,21 @@ def _stop_after_syncs(monkeypatch: pytest.MonkeyPatch, syncs: int) -> None:
     monkeypatch.setattr(Learner, "segment", watched)
 
 
-def test_a_lone_replica_stops_between_two_steps(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class LatePoll:
+    """Reads the requests as `StopPoll` does on a GPU: what was asked at one sync is known at the next."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._asked = False
+
+    def stop(self, requests: torch.Tensor) -> bool:
+        known, self._asked = self._asked, bool(requests > 0)
+        return known
+
+
+@pytest.mark.parametrize("poll", [StopPoll, LatePoll])
+def test_a_lone_replica_stops_between_two_steps(
+    poll: type, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With one replica nobody waits for anyone: a sync per epoch does not delay the end."""
     from deepex.engine.step import EagerStep
 
@@ -125,9 +140,11 @@ def test_a_lone_replica_stops_between_two_steps(make_data: MakeData, tmp_path: P
     )
     deepex.train(config, SoloCommunicator(), out=tmp_path / "whole")
     monkeypatch.setattr(EagerStep, "backward", counted)
+    monkeypatch.setattr("deepex.engine.trainer.StopPoll", poll)
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "cut")
     monkeypatch.undo()
-    assert checkpoints.newest(run.checkpoints).header["step"] == 5
+    position = checkpoints.newest(run.checkpoints).position
+    assert (position.epoch, position.step) == (0, 5)
     deepex.train(config, SoloCommunicator(), out=tmp_path / "cut", resume=True)
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 

@@ -93,7 +93,7 @@ class Trainer:
         for start, planned in learner.plan:
             stop = learner.segment(epoch, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped)
             syncs += 1
-            stopped = self._poll.stop(learner.requests)
+            stopped = self._poll.stop(learner.requests) or stop < planned
             every = self._config.checkpoint.syncs
             if stop < shards.steps and (stopped or (every and syncs % every == 0)):
                 here = self._position(epoch, stop, syncs, position)
