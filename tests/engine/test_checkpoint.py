@@ -118,6 +118,9 @@ class LatePoll:
         known, self._asked = self._asked, bool(requests > 0)
         return known
 
+    def settled(self) -> bool:
+        return self._asked
+
 
 @pytest.mark.parametrize("poll", [StopPoll, LatePoll])
 def test_a_lone_replica_stops_between_two_steps(
@@ -147,6 +150,18 @@ def test_a_lone_replica_stops_between_two_steps(
     assert (position.epoch, position.step) == (0, 5)
     deepex.train(config, SoloCommunicator(), out=tmp_path / "cut", resume=True)
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_what_was_asked_in_an_epoch_is_known_at_its_end(
+    make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a sync per epoch, an answer that comes one sync later would cost a whole epoch more."""
+    config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=4, replicas=2, validate="none")
+    monkeypatch.setattr("deepex.engine.trainer.StopPoll", LatePoll)
+    _stop_after_syncs(monkeypatch, 2)
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert run.state["status"] == "stopped"
+    assert len(run.epochs()) == 2
 
 
 def test_sigterm_to_a_parallel_job_writes_a_checkpoint_and_ends_cleanly(make_data: MakeData, tmp_path: Path) -> None:

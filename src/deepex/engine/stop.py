@@ -55,11 +55,15 @@ class StopPoll:
         """Whether some rank asked to stop, as far as is known by now."""
         if self._pinned is None:
             return bool(requests > 0)
-        asked = False
-        if self._copied is not None:
-            self._copied.synchronize()
-            asked = bool(self._pinned[0] > 0)
+        asked = self.settled()
         self._pinned.copy_(requests.view(1), non_blocking=True)
         self._copied = torch.cuda.Event()
         self._copied.record()
         return asked
+
+    def settled(self) -> bool:
+        """Whether some rank asked at the last sync, on a GPU too: for when its work has been waited for anyway."""
+        if self._pinned is None or self._copied is None:
+            return False  # a CPU has been told at once
+        self._copied.synchronize()
+        return bool(self._pinned[0] > 0)

@@ -101,6 +101,7 @@ class Trainer:
                 if stopped:
                     return here, True, None
         record = self._end_epoch(position, syncs, mine, began)
+        stopped = stopped or self._poll.settled()
         after, ends = Position(epoch + 1), epoch + 1 == self._config.epochs
         reached = self._target is not None and self._target.reached(record)
         if stopped or ends or reached or (epoch + 1) % self._config.checkpoint.epochs == 0:
