@@ -262,6 +262,15 @@ def test_another_network_is_refused_with_the_tensor_that_differs(trained: tuple[
         deepex.train(_more(config, net="tests.networks:plain"), SoloCommunicator(), out=run, resume=True)
 
 
+def test_a_refused_resume_leaves_the_run_as_it_was(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    with pytest.raises(RunError, match="resume with the run's own configuration"):
+        deepex.train(_more(config, net="tests.networks:plain"), SoloCommunicator(), out=run, resume=True)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    assert len(deepex.train(_more(_config_of(run)), SoloCommunicator(), out=run, resume=True).epochs()) == 2
+
+
 def test_other_replicas_are_refused(trained: tuple[RunConfig, Path]) -> None:
     config, run = trained
     with pytest.raises(RunError, match="was trained with 1 replicas; it cannot go on with 2"):

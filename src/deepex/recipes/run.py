@@ -77,12 +77,15 @@ def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, re
         job, layout_reason = decide_layout(job, comm)
         state = choices(job, comm, comm_reason=reason, layout_reason=layout_reason, threads=threads) | {"heap": heap}
         machines = [m for m in comm.gather(describe(path.parent, os.environ) if comm.place.local_rank == 0 else None) if m]
-        run = together(comm, lambda: _open(path, job, state, machines if comm.rank == 0 else None, resume=resume))
+        run = RunDirectory(path)
+        if not resume:
+            together(comm, lambda: _create(path, job, state, machines, comm))
         began = perf_counter()
         trainer = Trainer(job, comm, run, watcher)
         position = together(comm, lambda: trainer.load(checkpoint))
+        if resume:  # not before: a run that cannot go on so is left as it was
+            together(comm, lambda: _continue(run, job, state, position, comm))
         if comm.rank == 0:
-            run.forget_after(position.epoch)
             learner = trainer.learner
             sizes = {
                 "arena_bytes": learner.arena.memory.nbytes,
@@ -156,17 +159,23 @@ def _verify(job: Job, comm: Communicator) -> None:
         raise DataError(f"{bad[0]}{more}")
 
 
-def _open(path: Path, job: Job, state: dict[str, Any], machines: list[Any] | None, *, resume: bool) -> RunDirectory:
-    """Make the run directory, or note in it that the run goes on; only rank 0 has `machines` and writes."""
-    if machines is None:
-        return RunDirectory(path)
-    config = to_table(dataclasses.replace(job.config, replicas=job.replicas, data=_absolute(job.config.data)))
-    if not resume:
-        return RunDirectory.create(path, config, machines, state)
-    run = RunDirectory.open(path)
-    write_text(path / "config.toml", dump_toml(config))
-    run.set_state(status="running", resumed=[*run.state.get("resumed", []), state["ranks"]], **state)
-    return run
+def _create(path: Path, job: Job, state: dict[str, Any], machines: list[Any], comm: Communicator) -> None:
+    """Make the run directory; rank 0 writes."""
+    if comm.rank == 0:
+        RunDirectory.create(path, _table(job), machines, state)
+
+
+def _continue(run: RunDirectory, job: Job, state: dict[str, Any], position: checkpoints.Position, comm: Communicator) -> None:
+    """Note in the run directory that the run goes on from `position`; rank 0 writes."""
+    if comm.rank == 0:
+        write_text(run.path / "config.toml", dump_toml(_table(job)))
+        run.set_state(status="running", reason="", resumed=[*run.state.get("resumed", []), state["ranks"]], **state)
+        run.forget_after(position.epoch)
+
+
+def _table(job: Job) -> dict[str, Any]:
+    """The configuration with which the run can be repeated."""
+    return to_table(dataclasses.replace(job.config, replicas=job.replicas, data=_absolute(job.config.data)))
 
 
 def _finish(trainer: Trainer, job: Job, comm: Communicator, run: RunDirectory, outcome: Outcome) -> None:
