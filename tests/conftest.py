@@ -6,12 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from deepex.data.dataset import PackedDataset
 from deepex.data.pack import pack
 from deepex.recipes.job import SAMPLES
 
 torch.set_num_threads(1)
+settings.register_profile("deepex", deadline=None)  # no test times anything
+settings.load_profile("deepex")
 
 
 @pytest.fixture(scope="session")
