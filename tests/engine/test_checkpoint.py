@@ -24,6 +24,7 @@ from deepex.engine.config import RunConfig
 from deepex.engine.stop import StopPoll
 from deepex.errors import RunError, StorageError
 from deepex.record import RunDirectory
+from deepex.record.run import hold
 from deepex.sync import SyncConfig
 from tests.mpi import ROOT, rank_environ, run_deepex
 
@@ -269,6 +270,30 @@ def test_a_refused_resume_leaves_the_run_as_it_was(trained: tuple[RunConfig, Pat
         deepex.train(_more(config, net="tests.networks:plain"), SoloCommunicator(), out=run, resume=True)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
     assert len(deepex.train(_more(_config_of(run)), SoloCommunicator(), out=run, resume=True).epochs()) == 2
+
+
+def test_a_run_that_goes_on_elsewhere_is_not_resumed(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    with hold(run), pytest.raises(RunError, match="is being written by process"):
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+    assert len(deepex.train(_more(config), SoloCommunicator(), out=run, resume=True).epochs()) == 2
+
+
+def test_of_two_runs_that_begin_in_one_directory_one_is_refused(
+    make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have found the directory empty when the first begins to write."""
+    config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=1, validate="none")
+    create = RunDirectory.create
+
+    def meanwhile(*arguments: object) -> RunDirectory:
+        monkeypatch.undo()
+        with pytest.raises(RunError, match="is being written by process"):
+            deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+        return create(*arguments)
+
+    monkeypatch.setattr(RunDirectory, "create", meanwhile)
+    assert len(deepex.train(config, SoloCommunicator(), out=tmp_path / "run").epochs()) == 1
 
 
 def test_other_replicas_are_refused(trained: tuple[RunConfig, Path]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from deepex.errors import RunError, StorageError
 from deepex.record import COMPUTE, PHASES, EpochRecord, RunDirectory, Score
-from deepex.record.run import SCHEMA
+from deepex.record.run import SCHEMA, hold
 
 
 def make_epoch(number: int = 1, **changes: Any) -> EpochRecord:
@@ -53,6 +53,40 @@ def test_a_new_run_has_what_it_was_given(run: RunDirectory) -> None:
     state = opened.state
     assert (state["schema"], state["status"], state["ranks"]) == (SCHEMA, "running", 2)
     assert datetime.fromisoformat(state["started"]).tzinfo == UTC
+
+
+_HOLDER = """
+import sys, time
+from pathlib import Path
+from deepex.record.run import hold
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(100)
+"""
+
+
+def test_two_processes_do_not_write_in_one_directory(run: RunDirectory) -> None:
+    """The second is told of the first; a first that was killed keeps nobody out."""
+    first = subprocess.Popen([sys.executable, "-c", _HOLDER, str(run.path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=rf"is being written by process {first.pid} on \S+: wait until"), hold(run.path):
+            pass
+    finally:
+        first.kill()
+        first.communicate()
+    with hold(run.path):
+        pass
+
+
+def test_a_file_system_without_locks_keeps_nobody_out(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with hold(run.path), hold(run.path):
+        pass
 
 
 def test_a_run_is_never_overwritten(run: RunDirectory) -> None:

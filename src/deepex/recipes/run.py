@@ -4,7 +4,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +26,7 @@ from deepex.machine.heap import give_back_heap, keep_heap
 from deepex.recipes.job import agree_on_placement, choices, decide_layout, make_job, pick_device
 from deepex.record import EpochRecord, RunDirectory
 from deepex.record.files import write_text
-from deepex.record.run import refuse_existing_run
+from deepex.record.run import hold, refuse_existing_run
 from deepex.record.table import dump_toml, from_table, to_table
 
 
@@ -52,7 +52,8 @@ def train(
     try:
         with abort_on_failure(communicator, _say, lambda text: _log(path, communicator.rank, text)):
             try:
-                return _train(config, communicator, path, reason=reason, resume=resume, watcher=watcher)
+                with ExitStack() as held:
+                    return _train(config, communicator, path, held, reason=reason, resume=resume, watcher=watcher)
             finally:
                 watcher.closed()
     finally:
@@ -62,7 +63,11 @@ def train(
                 communicator.close()
 
 
-def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, resume: bool, watcher: Watcher) -> RunDirectory:
+def _train(
+    config: RunConfig, comm: Communicator, path: Path, held: ExitStack, *, reason: str, resume: bool, watcher: Watcher
+) -> RunDirectory:
+    if resume:
+        together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))
     checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
     if resume and not config.replicas:
         config = dataclasses.replace(config, replicas=RunDirectory.open(path).state["replicas"])
@@ -79,6 +84,7 @@ def _train(config: RunConfig, comm: Communicator, path: Path, *, reason: str, re
         machines = [m for m in comm.gather(describe(path.parent, os.environ) if comm.place.local_rank == 0 else None) if m]
         run = RunDirectory(path)
         if not resume:
+            together(comm, lambda: _hold(path, held, comm))
             together(comm, lambda: _create(path, job, state, machines, comm))
         began = perf_counter()
         trainer = Trainer(job, comm, run, watcher)
@@ -110,6 +116,12 @@ def _why(config: RunConfig, comm: Communicator, device: str) -> str:
     """Why this communicator was chosen."""
     num_devices = torch.cuda.device_count() if device == "cuda" else 1
     return choose(config.comm, place=comm.place, device=device, num_devices=num_devices).reason
+
+
+def _hold(path: Path, held: ExitStack, comm: Communicator) -> None:
+    """Keep other jobs out of the run directory until `held` is closed."""
+    if comm.rank == 0:
+        held.enter_context(hold(path))
 
 
 def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.Checkpoint | None:

@@ -7,6 +7,7 @@
       epochs.jsonl       one line per epoch: see EpochRecord
       checkpoints/       *.safetensors with their *.json; the .json is written last and makes the checkpoint whole
       weights.safetensors  the trained network, as plain named tensors, when the run has ended
+      .lock              held by the process that writes here
 
     run = RunDirectory.open(Path("runs/a"))
     [epoch.loss for epoch in run.epochs()]
@@ -14,8 +15,12 @@
 Reading needs no torch and no MPI.
 """
 
+import fcntl
 import json
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -165,6 +170,39 @@ class RunDirectory:
         """Drop the epochs after number `last` (and a cut-off line): a resumed run will write them again."""
         kept = [json.dumps(asdict(epoch)) + "\n" for epoch in self.epochs() if epoch.epoch <= last]
         write_text(self.path / "epochs.jsonl", "".join(kept))
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Keep every other process from writing a run in `path` meanwhile; the system lets go when this one ends, however it does.
+
+    Where the file system has no locks, nobody is kept out.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    try:
+        _lock(path, descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
+        raise RunError(
+            f"{path} is being written by {holder}: wait until it has ended; if its machine is gone, delete {path / '.lock'}"
+        ) from None
+    except OSError:
+        return
+    with suppress(OSError):  # a full disk: the lock holds, though it tells no name
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
 def refuse_existing_run(path: Path) -> None:
