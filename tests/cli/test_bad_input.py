@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import deepex
 from deepex.cli import main
+from deepex.comm.solo import SoloCommunicator
 from tests.mpi import run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
@@ -128,8 +130,25 @@ def test_a_failing_rank_ends_the_job_at_once(trouble: str, cause: str | None, ma
         assert re.fullmatch(rf"deepex: rank 1 on \S+ failed: {cause}", said[0])
         assert "Traceback" not in result.stderr
         assert "the accelerator fell off the bus" in (tmp_path / "run" / "failure-rank1.txt").read_text()
+        state = json.loads((tmp_path / "run" / "run.json").read_text())
+        assert (state["status"], state["reason"]) == ("failed", f"rank 1: {cause}")
     else:
         assert "signal 9" in said[0]
+
+
+@pytest.mark.parametrize("where", ["deepex.engine.step.EagerStep.backward", "deepex.engine.checkpoint.save_weights"])
+def test_an_unexpected_failure_is_recorded(
+    where: str, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    config = deepex.recipe("fashion", {"data": str(make_data(48)), "epochs": 1, "batch": 8, "validate": "none"})
+    monkeypatch.setattr(where, fail)
+    with pytest.raises(RuntimeError):
+        deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    state = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (state["status"], state["reason"]) == ("failed", "RuntimeError: out of memory")
 
 
 def test_a_nan_loss_stops_and_names_epoch_rank_and_checkpoint(make_data: MakeData, tmp_path: Path) -> None:

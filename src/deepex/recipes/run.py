@@ -102,10 +102,10 @@ def _train(
             watcher.began(run.state)
         try:
             outcome = trainer.run(position)
-        except (AgreedError, DeepexError) as error:
-            _note_end(run, comm, "failed", str(error))
+            _finish(trainer, job, comm, run, outcome)
+        except BaseException as error:
+            _note_failure(run, comm, error)
             raise
-        _finish(trainer, job, comm, run, outcome)
         if comm.rank == 0:
             watcher.ended(outcome.status, outcome.reason)
         comm.barrier()
@@ -203,6 +203,17 @@ def _input_share(epochs: list[EpochRecord]) -> dict[str, float | None]:
     shares = [epoch.phase_seconds("input") / (sum(epoch.wall) / epoch.ranks) for epoch in epochs if not epoch.partial]
     first, later = shares[:1], shares[1:]
     return {"first_epoch": first[0] if first else None, "steady": sum(later) / len(later) if later else None}
+
+
+def _note_failure(run: RunDirectory, comm: Communicator, error: BaseException) -> None:
+    """Note why the run ended. A rank that fails alone does it for rank 0, which it is about to end."""
+    agreed = isinstance(error, AgreedError)
+    reason = str(error) if isinstance(error, AgreedError | DeepexError) else f"{type(error).__name__}: {error}"
+    if not agreed and comm.size > 1:
+        reason = f"rank {comm.rank}: {reason}"
+    if comm.rank == 0 or not agreed:
+        with suppress(DeepexError, OSError):  # a full disk, say, which is the error that is on its way
+            run.set_failed(reason, comm.rank)
 
 
 def _note_end(run: RunDirectory, comm: Communicator, status: str, reason: str) -> None:

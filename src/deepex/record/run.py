@@ -146,6 +146,12 @@ class RunDirectory:
         before = self.state if (self.path / "run.json").is_file() else {}
         write_json(self.path / "run.json", {**before, **changes})
 
+    def set_failed(self, reason: str, rank: int) -> None:
+        """Note in `run.json` why the run failed. Several ranks may at once: each writes a file of its own and moves it there."""
+        own = self.path / f".run-rank{rank}.json"
+        write_json(own, {**self.state, "status": "failed", "reason": reason})
+        own.replace(self.path / "run.json")
+
     def append(self, epoch: EpochRecord) -> None:
         """Add one line to the record and force it to the disk."""
         path = self.path / "epochs.jsonl"
