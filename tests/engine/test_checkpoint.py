@@ -199,6 +199,29 @@ def test_a_killed_run_resumes_exactly(moment: float, whole: dict[str, Path], mak
     assert [e.epoch for e in RunDirectory.open(run).epochs()] == [1, 2, 3, 4]
 
 
+def test_a_run_that_was_killed_at_its_target_does_not_go_beyond(
+    make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last epoch and checkpoint are written, its end is not."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    config = RunConfig(
+        net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=3, validate="none", target="error <= 1"
+    )
+    monkeypatch.setattr("deepex.recipes.run._finish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    monkeypatch.undo()
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run", resume=True)
+    assert (run.state["status"], run.state["reason"]) == ("finished", "target reached: error <= 1")
+    assert len(run.epochs()) == 1
+    assert (run.path / "weights.safetensors").is_file()
+    further = dataclasses.replace(config, target="error <= -1")
+    assert len(deepex.train(further, SoloCommunicator(), out=run.path, resume=True).epochs()) == 3
+
+
 def _wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():

@@ -74,17 +74,27 @@ class Trainer:
                 self._evaluator.close()
 
     def _epochs(self, position: Position) -> Outcome:
-        while position.epoch < self._config.epochs:
-            position, stopped, record = self._epoch(position)
-            if record is not None and self._target is not None and self._target.reached(record):
-                return Outcome(status="finished", reason=f"target reached: {self._config.target}", position=position)
+        reached = self._had_reached_target(position)
+        while position.epoch < self._config.epochs and not reached:
+            position, stopped, reached = self._epoch(position)
+            if reached:
+                break
             if stopped:
                 by = self._signals.received or "a signal to another rank"
                 return Outcome(status="stopped", reason=f"stopped by {by}", position=position)
-        return Outcome(status="finished", reason=f"{self._config.epochs} epochs done", position=position)
+        reason = f"target reached: {self._config.target}" if reached else f"{self._config.epochs} epochs done"
+        return Outcome(status="finished", reason=reason, position=position)
 
-    def _epoch(self, position: Position) -> tuple[Position, bool, EpochRecord | None]:
-        """Train an epoch, or the rest of one: the position after it, whether to stop, and its record if it ended."""
+    def _had_reached_target(self, position: Position) -> bool:
+        """Whether the last epoch before a resume reached the target, as of a run that was killed before it could say so."""
+        if self._target is None or position.epoch == 0 or position.step > 0:
+            return False
+        last = self._run.epochs()[-1:] if self._comm.rank == 0 else []
+        reached = any(record.epoch == position.epoch and self._target.reached(record) for record in last)
+        return bool(self._comm.gather(reached)[0])
+
+    def _epoch(self, position: Position) -> tuple[Position, bool, bool]:
+        """Train an epoch, or the rest of one: the position after it, whether to stop, and whether it reached the target."""
         epoch, shards, learner = position.epoch, self._job.shards, self.learner
         mine = sum(shards.samples(replica, position.step, shards.steps) for replica in learner.replicas)
         self._watcher.epoch_began(epoch + 1, mine)
@@ -99,7 +109,7 @@ class Trainer:
                 here = self._position(epoch, stop, syncs, position)
                 self._save(here)
                 if stopped:
-                    return here, True, None
+                    return here, True, False
         record = self._end_epoch(position, syncs, mine, began)
         stopped = stopped or self._poll.settled()
         after, ends = Position(epoch + 1), epoch + 1 == self._config.epochs
@@ -107,7 +117,7 @@ class Trainer:
         if stopped or ends or reached or (epoch + 1) % self._config.checkpoint.epochs == 0:
             self._save(after)
         self._watcher.epoch_ended(record)
-        return after, stopped, record
+        return after, stopped, reached
 
     def _asked_to_stop(self) -> bool:
         return self._signals.received is not None
