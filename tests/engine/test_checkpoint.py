@@ -165,6 +165,16 @@ def test_what_was_asked_in_an_epoch_is_known_at_its_end(
     assert len(run.epochs()) == 2
 
 
+def test_a_signal_in_the_last_epoch_does_not_keep_a_run_from_being_finished(
+    make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=2, replicas=2, validate="none")
+    _stop_after_syncs(monkeypatch, 2)
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert (run.state["status"], run.state["reason"]) == ("finished", "2 epochs done")
+    assert (run.path / "weights.safetensors").is_file()
+
+
 def test_sigterm_to_a_parallel_job_writes_a_checkpoint_and_ends_cleanly(make_data: MakeData, tmp_path: Path) -> None:
     """As a batch system does it: the signal goes to the launcher's process, the job ends with 0 and can be resumed."""
     run = tmp_path / "run"

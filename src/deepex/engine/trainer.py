@@ -74,14 +74,12 @@ class Trainer:
                 self._evaluator.close()
 
     def _epochs(self, position: Position) -> Outcome:
-        reached = self._had_reached_target(position)
+        reached, stopped = self._had_reached_target(position), False
         while position.epoch < self._config.epochs and not reached:
-            position, stopped, reached = self._epoch(position)
-            if reached:
-                break
             if stopped:
                 by = self._signals.received or "a signal to another rank"
                 return Outcome(status="stopped", reason=f"stopped by {by}", position=position)
+            position, stopped, reached = self._epoch(position)
         reason = f"target reached: {self._config.target}" if reached else f"{self._config.epochs} epochs done"
         return Outcome(status="finished", reason=reason, position=position)
 
