@@ -335,6 +335,19 @@ def test_other_replicas_are_refused(trained: tuple[RunConfig, Path]) -> None:
         deepex.train(_more(config, replicas=2), SoloCommunicator(), out=run, resume=True)
 
 
+def test_fewer_epochs_than_are_done_are_refused(trained: tuple[RunConfig, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    config, run = trained
+    deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+    with pytest.raises(RunError, match="has done 2 epochs, and epochs is 1: set it to 2 at least"):
+        deepex.train(config, SoloCommunicator(), out=run, resume=True)
+    assert deepex.train(_more(config), SoloCommunicator(), out=run, resume=True).state["reason"] == "2 epochs done"
+    _stop_after_syncs(monkeypatch, 1)
+    deepex.train(_more(config, epochs=3, sync=SyncConfig(period=2)), SoloCommunicator(), out=run, resume=True)
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="has done 2 epochs and a part of the next, and epochs is 2: set it to 3 at least"):
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+
+
 def test_replicas_that_are_not_given_stay_as_many(make_data: MakeData, tmp_path: Path) -> None:
     """By default there are as many as ranks, of which a resumed run may have fewer."""
     config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=1, replicas=2)

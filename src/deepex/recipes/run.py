@@ -132,6 +132,7 @@ def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.C
     if config.replicas not in (0, run.state["replicas"]):
         raise RunError(f"{path} was trained with {run.state['replicas']} replicas; it cannot go on with {config.replicas}")
     checkpoint = checkpoints.newest(path / "checkpoints")
+    _check_epochs(path, config, checkpoint)
     for key in ("batch", "seed") if _is_within_epoch(checkpoint) else ():
         if run.config[key] != getattr(config, key):
             raise RunError(
@@ -139,6 +140,17 @@ def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.C
                 f"go on with {getattr(config, key)}: resume it without, to the end of the epoch at least, or begin a new run"
             )
     return checkpoint
+
+
+def _check_epochs(path: Path, config: RunConfig, checkpoint: checkpoints.Checkpoint | None) -> None:
+    done = checkpoint.position if checkpoint is not None else checkpoints.Position()
+    if (done.epoch, done.step) > (config.epochs, 0):
+        least = done.epoch + (done.step > 0)
+        more = " and a part of the next" if done.step else ""
+        raise RunError(
+            f"{path} has done {done.epoch} epochs{more}, and epochs is {config.epochs}: set it to {least} at least, or begin "
+            "a new run"
+        )
 
 
 def _is_within_epoch(checkpoint: checkpoints.Checkpoint | None) -> bool:
