@@ -21,6 +21,7 @@ from deepex.comm.solo import SoloCommunicator
 from deepex.data.pack import pack
 from deepex.engine import checkpoint as checkpoints
 from deepex.engine.config import RunConfig
+from deepex.engine.layout import Layout
 from deepex.engine.stop import StopPoll
 from deepex.errors import RunError, StorageError
 from deepex.record import RunDirectory
@@ -355,6 +356,20 @@ def test_replicas_that_are_not_given_stay_as_many(make_data: MakeData, tmp_path:
     run = deepex.train(_more(config, replicas=0), SoloCommunicator(), out=tmp_path / "run", resume=True)
     assert run.state["replicas"] == 2
     assert [epoch.samples for epoch in run.epochs()] == [64, 64]
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_the_layout_that_was_chosen_stays(
+    began: bool, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial chooses it, and may find the other one faster the next time."""
+    config = RunConfig(net="lenet", data=str(make_data(64)), batch=8, epochs=1)
+    for resume in (False, True):
+        choice = Layout(channels_last=began != resume, reason="a trial")
+        monkeypatch.setattr("deepex.recipes.job.choose_layout", lambda *_, _choice=choice, **__: _choice)
+        run = deepex.train(_more(config) if resume else config, SoloCommunicator(), out=tmp_path / "run", resume=resume)
+        assert run.config["layout"] == ("channels_last" if began else "contiguous")
+    assert len(run.epochs()) == 2
 
 
 @pytest.mark.parametrize("change", ["batch", "seed", "data"])

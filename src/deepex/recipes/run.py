@@ -69,8 +69,8 @@ def _train(
     if resume:
         together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))
     checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
-    if resume and not config.replicas:
-        config = dataclasses.replace(config, replicas=RunDirectory.open(path).state["replicas"])
+    if resume:
+        config = _as_begun(config, RunDirectory(path))
     job = together(comm, lambda: make_job(config, comm))
     together(comm, lambda: _check_dataset(path, job, checkpoint) if resume else None)
     together(comm, lambda: _verify(job, comm))
@@ -140,6 +140,13 @@ def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.C
                 f"go on with {getattr(config, key)}: resume it without, to the end of the epoch at least, or begin a new run"
             )
     return checkpoint
+
+
+def _as_begun(config: RunConfig, run: RunDirectory) -> RunConfig:
+    """Take what is left to us as the run has it: replicas, and the layout, which a trial might choose differently this time."""
+    replicas = config.replicas or run.state["replicas"]
+    layout = run.config["layout"] if config.layout == "auto" else config.layout
+    return dataclasses.replace(config, replicas=replicas, layout=layout)
 
 
 def _check_epochs(path: Path, config: RunConfig, checkpoint: checkpoints.Checkpoint | None) -> None:
