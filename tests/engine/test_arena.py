@@ -1,10 +1,13 @@
 """The arena: one allocation, views that keep their strides, any module."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from deepex.engine.arena import ALIGNMENT_BYTES, Arena
 from deepex.errors import ConfigError
@@ -108,6 +111,30 @@ def test_a_weight_that_took_no_part_gets_no_gradient(gathers: bool) -> None:
     arena.backward(network["used"](torch.ones(1, 3)).sum())
     for slot, gradient in zip(arena.layout.weights, arena.gradient_tensors(), strict=True):
         assert bool(gradient.any()) == slot.name.startswith("used"), slot.name
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_gradients_that_come_in_parts_are_added_up(gathers: bool) -> None:
+    """Re-entrant checkpoints go backward one by one: a weight that two of them share gets its gradient in two parts."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(4, 4)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                values = checkpoint(self.dense, values, use_reentrant=True).tanh()
+            return values.sum()
+
+    network = Twice()
+    plain = copy.deepcopy(network)
+    values = torch.randn(3, 4, requires_grad=True)
+    plain.dense(plain.dense(values).tanh()).tanh().sum().backward()
+    arena = Arena(network, CPU, gathers=gathers)
+    arena.backward(network(values))
+    for found, parameter in zip(arena.gradient_tensors(), plain.parameters(), strict=True):
+        assert torch.allclose(found, parameter.grad, atol=1e-6)
 
 
 def test_tied_frozen_and_integer_tensors() -> None:

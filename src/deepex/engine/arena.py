@@ -177,7 +177,10 @@ class Arena:
 
         def receive(parameter: torch.Tensor) -> None:
             assert parameter.grad is not None, "autograd calls this after it has set the gradient"
-            view.copy_(parameter.grad)
+            if index in arrived:  # a weight that is used in several parts of a backward pass (re-entrant checkpointing)
+                view.add_(parameter.grad)
+            else:
+                view.copy_(parameter.grad)
             parameter.grad = None
             arrived.add(index)
 
