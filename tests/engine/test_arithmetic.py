@@ -58,6 +58,18 @@ def test_batch_norm_statistics_are_averaged(make_data: MakeData, tmp_path: Path)
     assert_close(train(config, tmp_path / "run"), train_reference(config, 3), tolerance=1e-4)
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_buffers_that_a_network_replaces_are_averaged_too(replicas: int, make_data: MakeData, tmp_path: Path) -> None:
+    config = RunConfig(
+        net="tests.networks:counting", data=str(make_data(49)), epochs=2, batch=8, replicas=replicas, validate="none",
+        optim=OptimConfig(rate=0.02), sync=SyncConfig(period=2),
+    )  # fmt: skip
+    found, expected = train(config, tmp_path / "run"), train_reference(config, replicas)
+    assert expected["mean"].abs() > 0.01
+    assert_close(found, expected, tolerance=1e-4)
+    assert found["count"] == expected["count"]
+
+
 def test_gradients_match_the_reference(make_data: MakeData, tmp_path: Path) -> None:
     config = RunConfig(
         net="tests.networks:batch_normed", data=str(make_data(49)), epochs=2, batch=8, replicas=3, validate="none",

@@ -161,6 +161,14 @@ class Arena:
             for weight in self._trainable:
                 weight.grad = None
 
+    def take_back_buffers(self) -> None:
+        """Take over the values of buffers that the network has replaced (`self.mean = …`), and make it use the arena's again."""
+        for owner, name, held in self._buffers:
+            found = owner._buffers[name]
+            if found is not held and found is not None:
+                held.copy_(found.detach())
+                owner._buffers[name] = held
+
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter and averaged buffer by the module's own name."""
         regions = (
@@ -211,6 +219,11 @@ class Arena:
         for buffer in list(module.buffers()):
             if not buffer.is_floating_point():
                 _replace_buffer(module, buffer, buffer.to(device))
+        self._buffers = [
+            (owner, name, buffer)
+            for owner in module.modules()
+            for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False)
+        ]
 
 
 def _gradient(weight: torch.Tensor) -> torch.Tensor:

@@ -122,6 +122,7 @@ class Learner:
                 if alone and step + 1 < stop and asked_to_stop():
                     stop = step + 1
                     break
+            self.arena.take_back_buffers()
             self.momentum.end(index)
             self._counters.end(index)
             self._agreement.add(share)
