@@ -247,6 +247,15 @@ def test_only_the_newest_are_kept(whole: dict[str, Path]) -> None:
     assert len(local) == 2 * 4
 
 
+def test_what_a_kill_left_half_written_is_deleted_with_the_next_checkpoint(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    for name in (".epoch000001-step000003.safetensors.part", ".epoch000001-step000003-momentum000001.safetensors.part"):
+        (run / "checkpoints" / name).write_bytes(bytes(1000))
+    deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert names == [f"epoch00000{k}-step000000.{kind}" for k in (1, 2) for kind in ("json", "safetensors")]
+
+
 @pytest.fixture
 def trained(make_data: MakeData, tmp_path: Path) -> tuple[RunConfig, Path]:
     config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=1, validate="none")

@@ -227,10 +227,15 @@ def _check_layout(checkpoint: Checkpoint, arena: Arena) -> None:
 
 
 def _forget_old(directory: Path, keep: int) -> None:
-    """Delete all but the newest `keep`; the .json first, so that what is left of a kill in between is no checkpoint."""
+    """Delete all but the newest `keep`; the .json first, so that what is left of a kill in between is no checkpoint.
+
+    Also what a kill left half-written: nobody else writes here now.
+    """
     for header in sorted(directory.glob("epoch*.json"))[:-keep]:
         header.unlink()
     kept = {header.stem for header in directory.glob("epoch*.json")}
     for path in directory.glob("epoch*.safetensors"):
         if path.stem.split("-momentum")[0] not in kept:
             path.unlink()
+    for path in directory.glob(".epoch*.part"):
+        path.unlink()
