@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,6 +255,16 @@ def test_what_a_kill_left_half_written_is_deleted_with_the_next_checkpoint(train
     deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert names == [f"epoch00000{k}-step000000.{kind}" for k in (1, 2) for kind in ("json", "safetensors")]
+
+
+def test_the_millionth_step_is_newer_than_the_one_before(trained: tuple[RunConfig, Path]) -> None:
+    folder = trained[1] / "checkpoints"
+    for step in (999_998, 999_999, 1_000_000):
+        for kind in ("json", "safetensors"):
+            shutil.copy(folder / f"epoch000001-step000000.{kind}", folder / f"epoch000001-step{step:06d}.{kind}")
+    assert checkpoints.newest(folder).path.stem == "epoch000001-step1000000"
+    checkpoints._forget_old(folder, keep=2)
+    assert {path.stem for path in folder.iterdir()} == {"epoch000001-step999999", "epoch000001-step1000000"}
 
 
 @pytest.fixture

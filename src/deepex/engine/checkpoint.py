@@ -114,7 +114,7 @@ def save(
 
 def newest(directory: Path) -> Checkpoint | None:
     """Find the newest whole checkpoint of a run."""
-    headers = sorted(directory.glob("epoch*.json"))
+    headers = _headers(directory)
     if not headers:
         return None
     header = read_json(headers[-1])
@@ -226,14 +226,19 @@ def _check_layout(checkpoint: Checkpoint, arena: Arena) -> None:
     raise RunError(f"checkpoint {checkpoint.path} is laid out differently: resume with the same `layout` and dtype")
 
 
+def _headers(directory: Path) -> list[Path]:
+    """The .json of each checkpoint, the newest last: by the numbers in their names, which may outgrow their zeros."""
+    return sorted(directory.glob("epoch*-step*.json"), key=lambda path: [int(number) for number in re.findall(r"\d+", path.stem)])
+
+
 def _forget_old(directory: Path, keep: int) -> None:
     """Delete all but the newest `keep`; the .json first, so that what is left of a kill in between is no checkpoint.
 
     Also what a kill left half-written: nobody else writes here now.
     """
-    for header in sorted(directory.glob("epoch*.json"))[:-keep]:
+    for header in _headers(directory)[:-keep]:
         header.unlink()
-    kept = {header.stem for header in directory.glob("epoch*.json")}
+    kept = {header.stem for header in _headers(directory)}
     for path in directory.glob("epoch*.safetensors"):
         if path.stem.split("-momentum")[0] not in kept:
             path.unlink()
