@@ -83,6 +83,24 @@ def test_resume_in_the_middle_of_an_epoch_on_other_ranks(
         assert mine.train.error == theirs.train.error
 
 
+@pytest.mark.parametrize(("began", "goes_on"), [("average", "local"), ("local", "average")])
+def test_another_momentum_policy_from_a_checkpoint_on_is_the_same_on_any_ranks(
+    began: str, goes_on: str, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    """4 replicas on 1 rank and on 2; a period that is the epoch, so that the momentum at its start is what differs from `reset`."""
+    again = [f"--set={key}" for key in ("epochs=2", "sync.period=epoch")]
+    found = []
+    for ranks, policy in ((1, goes_on), (2, goes_on), (1, "reset")):
+        run = tmp_path / f"{ranks}-{policy}"
+        config = str(whole[began] / "config.toml")
+        first = run_deepex("train", config, f"--out={run}", f"--ranks={ranks}", "-q", "--set=epochs=1")
+        result = run_deepex("train", "--resume", str(run), f"--ranks={ranks}", "-q", *again, f"--set=sync.momentum={policy}")
+        assert (first.returncode, result.returncode) == (0, 0), first.stderr + result.stderr
+        found.append(weights(run))
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
 def _config_of(run: Path) -> RunConfig:
     from deepex.recipes import resumed_config
 

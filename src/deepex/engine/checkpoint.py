@@ -141,13 +141,29 @@ def restore(checkpoint: Checkpoint, arena: Arena, network: nn.Module) -> None:
         _read_into(checkpoint.path, f"counter:{name}", buffer)
 
 
-def restore_momenta(checkpoint: Checkpoint, momenta: list[torch.Tensor], first: int) -> None:
-    """Read the momentum of this rank's replicas, of which `first` is the first."""
+def restore_momenta(checkpoint: Checkpoint, momenta: list[torch.Tensor], first: int, shared: torch.Tensor) -> None:
+    """Read the momentum of this rank's replicas, of which `first` is the first.
+
+    Where the policy has changed: replicas that shared one, restored in the arena, each begin with it; that of replicas which had
+    their own is the mean of them.
+    """
     if checkpoint.header["momentum"] != "local":
+        for momentum in momenta:
+            momentum.copy_(shared)
         return
     for index, momentum in enumerate(momenta):
-        path = checkpoint.path.with_name(f"{checkpoint.path.stem}-momentum{first + index:06d}.safetensors")
-        _read_into(path, "momentum", momentum)
+        _read_momentum(checkpoint, first + index, momentum)
+    if not momenta:
+        replicas, one = checkpoint.header["replicas"], torch.empty_like(shared)
+        shared.zero_()
+        for replica in range(replicas):
+            _read_momentum(checkpoint, replica, one)
+            shared.add_(one, alpha=1 / replicas)
+
+
+def _read_momentum(checkpoint: Checkpoint, replica: int, momentum: torch.Tensor) -> None:
+    path = checkpoint.path.with_name(f"{checkpoint.path.stem}-momentum{replica:06d}.safetensors")
+    _read_into(path, "momentum", momentum)
 
 
 def save_weights(path: Path, arena: Arena, network: nn.Module) -> None:

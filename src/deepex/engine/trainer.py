@@ -59,7 +59,7 @@ class Trainer:
             self._comm.broadcast(learner.arena.state)
         else:
             checkpoints.restore(checkpoint, learner.arena, learner.network)
-            checkpoints.restore_momenta(checkpoint, learner.momentum.stored(), learner.replicas[0])
+            checkpoints.restore_momenta(checkpoint, learner.momentum.stored(), learner.replicas[0], learner.arena.momentum)
         learner.start()
         return Position() if checkpoint is None else checkpoint.position
 
