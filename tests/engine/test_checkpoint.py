@@ -314,6 +314,17 @@ def test_a_flipped_bit_in_a_checkpoint_is_found(trained: tuple[RunConfig, Path])
         deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
 
 
+def test_a_flipped_bit_in_a_replicas_momentum_is_found(whole: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole["local"], run)
+    path = run / "checkpoints" / "epoch000004-step000000-momentum000002.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=rf"{path.name} is damaged: .* delete epoch000004-step000000\.json to resume"):
+        deepex.train(dataclasses.replace(_config_of(run), epochs=5), SoloCommunicator(), out=run, resume=True)
+
+
 @pytest.mark.parametrize("garbage", [b"\xff" * 30, b"\x02" + bytes(7) + b"{}", b"\x04" + bytes(7) + b"null"])
 def test_garbage_at_the_start_of_a_checkpoint_is_named(trained: tuple[RunConfig, Path], garbage: bytes) -> None:
     config, run = trained

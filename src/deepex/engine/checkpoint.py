@@ -87,11 +87,12 @@ def save(
     """Write a checkpoint; `momenta` are those of this rank's replicas where momentum is local. Collective if there are any."""
     name = f"epoch{position.epoch:06d}-step{position.step:06d}"
     path = directory / f"{name}.safetensors"
-    first = comm.rank * len(momenta)
-    for index, momentum in enumerate(momenta):
-        _write(directory / f"{name}-momentum{first + index:06d}.safetensors", {"momentum": momentum.cpu()})
+    first, checksums = comm.rank * len(momenta), []
+    for index, momentum in enumerate(map(torch.Tensor.cpu, momenta)):
+        _write(directory / f"{name}-momentum{first + index:06d}.safetensors", {"momentum": momentum})
+        checksums.append(_checksum(momentum))
     if momenta:
-        comm.barrier()
+        checksums = [checksum for rank in comm.gather(checksums) for checksum in rank]  # all have written theirs
     if comm.rank == 0:
         state = arena.state.cpu()
         _write(path, {"arena": state, **{f"counter:{n}": b.cpu() for n, b in _counters(network)}})
@@ -103,6 +104,7 @@ def save(
             "sums": position.sums,
             "replicas": replicas,
             "momentum": "local" if momenta else "shared",
+            "momenta_crc32": checksums,
             "bytes": path.stat().st_size,
             "crc32": _checksum(state),
             "layout": arena.layout.to_json(),
@@ -132,11 +134,7 @@ def newest(directory: Path) -> Checkpoint | None:
 def restore(checkpoint: Checkpoint, arena: Arena, network: nn.Module) -> None:
     """Read the state of a checkpoint into the arena of the same network; every rank reads for itself."""
     _check_layout(checkpoint, arena)
-    if _read_into(checkpoint.path, "arena", arena.state) != checkpoint.header["crc32"]:
-        raise RunError(
-            f"checkpoint {checkpoint.path} is damaged: its checksum does not match; delete "
-            f"{checkpoint.path.with_suffix('.json').name} to resume from the checkpoint before"
-        )
+    _check(checkpoint, checkpoint.path, _read_into(checkpoint.path, "arena", arena.state), checkpoint.header["crc32"])
     for name, buffer in _counters(network):
         _read_into(checkpoint.path, f"counter:{name}", buffer)
 
@@ -163,7 +161,17 @@ def restore_momenta(checkpoint: Checkpoint, momenta: list[torch.Tensor], first: 
 
 def _read_momentum(checkpoint: Checkpoint, replica: int, momentum: torch.Tensor) -> None:
     path = checkpoint.path.with_name(f"{checkpoint.path.stem}-momentum{replica:06d}.safetensors")
-    _read_into(path, "momentum", momentum)
+    found, checksums = _read_into(path, "momentum", momentum), checkpoint.header.get("momenta_crc32")
+    if checksums is not None:  # older checkpoints have none
+        _check(checkpoint, path, found, checksums[replica])
+
+
+def _check(checkpoint: Checkpoint, path: Path, found: int, expected: int) -> None:
+    if found != expected:
+        raise RunError(
+            f"checkpoint {path} is damaged: its checksum does not match; delete "
+            f"{checkpoint.path.with_suffix('.json').name} to resume from the checkpoint before"
+        )
 
 
 def save_weights(path: Path, arena: Arena, network: nn.Module) -> None:
