@@ -109,3 +109,11 @@ class _Counting(nn.Linear):
 def counting(classes: int) -> nn.Module:
     """See _Counting."""
     return _Counting(classes)
+
+
+def masked(classes: int) -> nn.Module:
+    """Has integer and boolean buffers that are not contiguous: a transposed one and an expanded one."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, classes))
+    network.register_buffer("mask", torch.ones(4, 5, dtype=torch.bool).triu().t())
+    network.register_buffer("places", torch.arange(5).expand(3, 5))
+    return network

@@ -438,6 +438,18 @@ def test_within_an_epoch_what_tells_its_samples_stays(
     assert [epoch.samples for epoch in resumed.epochs()] == [192]
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_buffers_of_any_order_in_memory_are_kept(replicas: int, make_data: MakeData, tmp_path: Path) -> None:
+    from tests.networks import masked
+
+    config = RunConfig(net="tests.networks:masked", data=str(make_data(64)), batch=8, epochs=1, replicas=replicas)
+    deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    run = deepex.train(_more(config), SoloCommunicator(), out=tmp_path / "run", resume=True)
+    found, expected = load_file(run.path / "weights.safetensors"), masked(10).state_dict()
+    assert torch.equal(found["mask"], expected["mask"])
+    assert torch.equal(found["places"], expected["places"])
+
+
 def test_the_final_weights_load_into_plain_pytorch(trained: tuple[RunConfig, Path]) -> None:
     from tests.networks import normed
 

@@ -18,7 +18,7 @@ transaction and cuDNN's vector loads all divide that); the padding between tenso
 On a CPU that syncs weights alone, the region of gradients is left out: each gradient stays in the memory that autograd made for it
 until the update has taken it. Moving them together first would cost 4 % of a step of ResNet-18, and nobody needs them in one piece.
 `buffers` are the module's floating-point buffers (batch-norm statistics), after one reserved slot in which ranks tell each other
-that they were asked to stop. Integer and boolean buffers (batch norm's counters) are not averaged and stay where they are.
+that they were asked to stop. Integer and boolean buffers (batch norm's counters) are not averaged; each has memory of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -218,7 +218,8 @@ class Arena:
             _replace_buffer(module, buffers[slot.name], view)
         for buffer in list(module.buffers()):
             if not buffer.is_floating_point():
-                _replace_buffer(module, buffer, buffer.to(device))
+                own = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)  # not a transposed or expanded view
+                _replace_buffer(module, buffer, own.copy_(buffer))
         self._buffers = [
             (owner, name, buffer)
             for owner in module.modules()
