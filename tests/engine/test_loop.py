@@ -11,6 +11,8 @@ import torch
 import deepex
 from deepex.comm import Communicator
 from deepex.comm.solo import SoloCommunicator
+from deepex.engine import checkpoint as checkpoints
+from deepex.engine.checkpoint import CheckpointConfig
 from deepex.engine.config import RunConfig
 from deepex.engine.trainer import Trainer
 from deepex.engine.watch import Watcher
@@ -147,6 +149,18 @@ def test_a_slow_rank_shows_as_slow(make_data: MakeData, tmp_path: Path) -> None:
     asleep = 4 * 0.02
     assert forward[1] > asleep > forward[0]
     assert sync[0] > asleep / 2 > sync[1]
+
+
+def test_a_checkpoint_within_an_epoch_is_in_no_phase(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock starts anew after it: a slow file system does not show as time in sync."""
+    log: list[Any] = []
+    keys = {"sync": SyncConfig(period=2), "checkpoint": CheckpointConfig(syncs=1), "epochs": 1}
+    trainer = make_trainer(tmp_path, make_data(64), log, **keys)
+    monkeypatch.setattr(checkpoints, "save", lambda *_, **__: log.append("save"))
+    monkeypatch.setattr(trainer.learner.clock, "start", lambda: log.append("start"))
+    trainer.run(trainer.load(None))
+    after = [log[index + 1 : index + 2] for index, entry in enumerate(log) if entry == "save"]
+    assert after == [["start"]] * 3 + [[]], "at three syncs within the epoch, and at its end"
 
 
 def test_a_record_is_never_alone(make_data: MakeData, tmp_path: Path) -> None:

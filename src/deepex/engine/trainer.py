@@ -108,6 +108,7 @@ class Trainer:
                 self._save(here)
                 if stopped:
                     return here, True, False
+                learner.clock.start()  # writing a checkpoint is none of the phases
         record = self._end_epoch(position, syncs, mine, began)
         stopped = stopped or self._poll.settled()
         after, ends = Position(epoch + 1), epoch + 1 == self._config.epochs
