@@ -63,6 +63,16 @@ def test_a_target_ends_the_run(tmp_path: Path) -> None:
     assert run.state["reason"] == "target reached: validation error <= 0.6"
 
 
+def test_a_target_that_no_epoch_could_reach_is_refused(tmp_path: Path) -> None:
+    """A dataset without a validation part; the run would not end before its last epoch."""
+    np.savez(tmp_path / "i.npz", images=np.zeros((80, 28, 28), np.uint8), labels=np.arange(80) % 10)
+    pack(tmp_path / "i.npz", tmp_path / "data", validation=0)
+    config = RunConfig(net="lenet", data=str(tmp_path / "data"), batch=8, target="validation error <= 1")
+    with pytest.raises(ConfigError, match=r"'validation error <= 1', but .*data has no validation part: set a target of train"):
+        make_job(config, SoloCommunicator())
+    make_job(dataclasses.replace(config, target="error <= 1"), SoloCommunicator())
+
+
 def test_an_autoencoder_learns(make_data: MakeData, tmp_path: Path) -> None:
     changes = {"data": str(make_data(192)), "epochs": 10, "batch": 16, "optim.rate": 0.0001, "threads": 1}
     config = recipe("fashion-cvae", {**changes, "net_options": {"filters": 8, "features": 16}, "target": "rmse <= 0.01"})

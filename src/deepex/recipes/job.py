@@ -22,6 +22,7 @@ from deepex.machine.hardware import describe_memory
 from deepex.machine.heap import give_back_heap
 from deepex.recipes.network import build_network
 from deepex.record.table import from_table
+from deepex.record.target import Target
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -32,6 +33,8 @@ def make_job(config: RunConfig, comm: Communicator) -> Job:
     dataset = open_dataset(config)
     if config.objective == "classify" and not dataset.manifest.classes:
         raise DataError(f"{dataset.directory} has no labels, so nothing can be classified: set objective=reconstruct")
+    if config.target is not None and Target.parse(str(config.target)).part not in dataset.manifest.parts:
+        raise ConfigError(f"target is {config.target!r}, but {dataset.directory} has no validation part: set a target of train")
     shards = Shards(dataset.part("train").count, replicas, config.batch)
     device = pick_device(config.device, comm.place.local_rank)
     network = build_network(config, dataset.manifest)
