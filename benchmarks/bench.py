@@ -129,7 +129,7 @@ def epochs(learner: "Learner") -> Callable[[], float]:
         for start, stop in learner.plan:
             learner.segment(number, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
         learner.clock.seconds()
-        learner.step.sums.tolist()
+        learner.runner.sums.tolist()
         return perf_counter() - began
 
     return epoch

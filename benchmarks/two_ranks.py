@@ -70,7 +70,7 @@ def learner_epochs(config: RunConfig, comm: Communicator) -> tuple[Epoch, Learne
         for start, stop in learner.plan:
             learner.segment(state["epoch"], start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
         state["epoch"] += 1
-        learner.step.sums.tolist()
+        learner.runner.sums.tolist()
 
     return epoch, learner
 

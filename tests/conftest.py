@@ -1,5 +1,6 @@
 """What all tests share: small real data, made by our own packing from the shipped sample."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from deepex.data.pack import pack
 from deepex.recipes.job import SAMPLES
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # then Triton interprets its kernels, which it must know before it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 settings.register_profile("deepex", deadline=None)  # no test times anything
 settings.load_profile("deepex")
 

@@ -47,7 +47,7 @@ class Augment:
     """Crops and flips images of one size."""
 
     def __init__(self, config: AugmentConfig, size: tuple[int, int]) -> None:
-        self._config, self._from, self.size = config, size, config.size(*size)
+        self.config, self._from, self.size = config, size, config.size(*size)
         self._moves = config.pad > 0 or self.size != size
         self.active = self._moves or config.flip
 
@@ -55,9 +55,9 @@ class Augment:
         """A fresh crop, perhaps mirrored, of every image (n, height, width, channels)."""
         if not self.active:
             return raw
-        count, device, pad = len(raw), raw.device, self._config.pad
+        count, device, pad = len(raw), raw.device, self.config.pad
         rows, columns = (self._places(count, axis, device) for axis in (0, 1))
-        if self._config.flip:
+        if self.config.flip:
             mirrored = torch.randint(2, (count, 1), device=device, dtype=torch.bool)
             columns = torch.where(mirrored, columns.flip(1), columns)
         inside = None
@@ -76,7 +76,7 @@ class Augment:
 
     def _places(self, count: int, axis: int, device: torch.device) -> torch.Tensor:
         """The rows or columns that each image keeps (count, kept)."""
-        pad, kept = self._config.pad, self.size[axis]
+        pad, kept = self.config.pad, self.size[axis]
         places = torch.arange(kept, device=device).expand(count, kept)
         if not self._moves:
             return places

@@ -28,16 +28,17 @@ class Prepare:
         deviation = torch.where(deviation > 0, deviation, 1.0)  # a constant channel carries nothing; it stays finite
         factor = 1.0 / ((high - low) * deviation)
         offset = -low * factor - mean / deviation
-        self._factor = factor.to(device, torch.float32).view(1, -1, 1, 1)
-        self._offset = offset.to(device, torch.float32).view(1, -1, 1, 1)
+        self.factor = factor.to(device, torch.float32).view(1, -1, 1, 1)
+        self.offset = offset.to(device, torch.float32).view(1, -1, 1, 1)
+        self.raw_shape = (manifest.shape[1], manifest.shape[2], manifest.shape[0])
         self._format = torch.channels_last if channels_last else torch.contiguous_format
-        self._augment = Augment(augment or AugmentConfig(), (manifest.shape[1], manifest.shape[2]))
+        self.augment = Augment(augment or AugmentConfig(), (manifest.shape[1], manifest.shape[2]))
 
     def __call__(self, raw: torch.Tensor, *, train: bool = False) -> torch.Tensor:
         """Prepare a batch; `raw` is left as it is. Only training draws random crops and flips."""
-        raw = self._augment(raw) if train else self._augment.middle(raw)
+        raw = self.augment(raw) if train else self.augment.middle(raw)
         count, height, width, channels = raw.shape
         images = torch.empty((count, channels, height, width), device=raw.device, memory_format=self._format)
         # Not `.to(memory_format=…)`: with one channel it would keep strides that convolutions read as channels-last.
         images.copy_(raw.permute(0, 3, 1, 2))
-        return images.mul_(self._factor).add_(self._offset)
+        return images.mul_(self.factor).add_(self.offset)

@@ -119,7 +119,7 @@ class Arena:
         self.num_decayed = _extent(self.layout.decayed, dtype)
         self.num_parameters = sum(slot.count for slot in (*self.layout.weights, *self.layout.frozen))
         self.gathers, self._moves = gathers, gathers and device.type == "cpu"
-        self._trainable = [parameters[slot.name] for slot in self.layout.weights]
+        self.trainable = [parameters[slot.name] for slot in self.layout.weights]
         self._gradient_views = [slot.view(self.gradients) for slot in self.layout.weights] if gathers else []
         self._arrived: set[int] = set()
         self._adopt(module, parameters, buffers, device)
@@ -138,7 +138,7 @@ class Arena:
         else:
             self.drop_gradients()
         loss.backward()
-        if self._moves and len(self._arrived) < len(self._trainable):
+        if self._moves and len(self._arrived) < len(self.trainable):
             for index, view in enumerate(self._gradient_views):
                 if index not in self._arrived:
                     view.zero_()
@@ -153,12 +153,12 @@ class Arena:
 
     def gradient_tensors(self) -> list[torch.Tensor]:
         """Each trainable tensor's gradient, wherever it is, in the order of the layout and with the weight's strides."""
-        return self._gradient_views if self.gathers else [_gradient(weight) for weight in self._trainable]
+        return self._gradient_views if self.gathers else [_gradient(weight) for weight in self.trainable]
 
     def drop_gradients(self) -> None:
         """Free what autograd made, once it has been used; gathered gradients stay."""
         if not self.gathers:
-            for weight in self._trainable:
+            for weight in self.trainable:
                 weight.grad = None
 
     def take_back_buffers(self) -> None:
@@ -202,7 +202,7 @@ class Arena:
         device: torch.device,
     ) -> None:
         """Copy each tensor's initial values into its slot and make the module use the slot from now on."""
-        for index, (weight, view) in enumerate(zip(self._trainable, self.weight_views(), strict=True)):
+        for index, (weight, view) in enumerate(zip(self.trainable, self.weight_views(), strict=True)):
             view.copy_(weight.data)
             weight.data = view
             weight.grad = self._gradient_views[index] if self.gathers and not self._moves else None

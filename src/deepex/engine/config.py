@@ -39,8 +39,9 @@ class RunConfig:
     replicas: int = 0
     seed: int = 1
     target: str | float | None = None
-    precision: Literal["fp32", "bf16"] = "fp32"
-    step: Literal["auto", "eager"] = "auto"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    step: Literal["auto", "eager", "compiled", "captured"] = "auto"
+    fuse: bool = True
     placement: Literal["auto", "device", "host", "stream"] = "auto"
     layout: Literal["auto", "channels_last", "contiguous"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

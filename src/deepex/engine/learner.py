@@ -17,23 +17,25 @@ from deepex.data.feeds.placement import make_feed
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.prepare import Prepare
 from deepex.engine.arena import Arena
+from deepex.engine.choose import make_runner
 from deepex.engine.counters import Counters
 from deepex.engine.job import Job
 from deepex.engine.objective import make_objective
 from deepex.engine.optim import Optimiser
 from deepex.engine.rate import Schedule
-from deepex.engine.step import EagerStep, seed_step
+from deepex.engine.runner import Parts
+from deepex.engine.step import EagerStep
 from deepex.errors import ConfigError
-from deepex.record.clock import BACKWARD, FORWARD, INPUT, SYNC, UPDATE, PhaseClock
+from deepex.record.clock import SYNC, UPDATE, PhaseClock
 from deepex.sync import Agreement, make_agreement, make_momentum, parse_period, segments
 
 
 class Learner:
     """The replicas of one rank: their shared arena, their feed, their optimiser, and their agreement with the other ranks."""
 
-    def __init__(self, job: Job, comm: Communicator, clock: PhaseClock) -> None:
+    def __init__(self, job: Job, comm: Communicator, clock: PhaseClock | None = None) -> None:
         config, manifest = job.config, job.dataset.manifest
-        self._job, self._comm, self.clock = job, comm, clock
+        self._job, self._comm = job, comm
         self._shards, self.network = job.shards, job.network.train()
         per_rank = job.replicas // comm.size
         self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
@@ -53,7 +55,6 @@ class Learner:
         policy = config.sync.momentum if self._updates_locally and job.replicas > 1 else "average"
         self._counters = Counters(self.network, per_rank)
         self.momentum = make_momentum(policy, self.arena.momentum, replicas_per_rank=per_rank)
-        self._optimiser = Optimiser(config.optim, self.arena)
         self._schedule = Schedule(config.optim, epochs=config.epochs, total_batch=config.batch * job.replicas)
         self._rule = parse_period(config.sync.period or ("epoch" if self._updates_locally else 1))
         samples = Samples(
@@ -64,6 +65,20 @@ class Learner:
             shuffled=manifest.order != "given",
         )
         self.feed = make_feed(job.placement, samples, job.device, comm=comm, verify=config.verify)
+        parts = Parts(
+            config=config,
+            network=self.network,
+            arena=self.arena,
+            objective=self.objective,
+            prepare=prepare,
+            feed=self.feed,
+            samples=samples,
+            optimiser=Optimiser(config.optim, self.arena),
+            rate=self._rate,
+            updates=self._updates_locally,
+        )
+        steps = config.epochs * self._shards.steps * per_rank
+        self.runner, self.clock = make_runner(parts, self.step, steps=steps, clock=clock)
         self._agreement = self._make_agreement()
         self.plan: list[tuple[int, int]] = []
         self.rate = 0.0
@@ -97,9 +112,9 @@ class Learner:
     def begin_epoch(self, epoch: int, step: int) -> None:
         """Plan the syncs of an epoch from `step` on, and start its feed."""
         self.clock.reset()
-        self.step.sums.zero_()
         self.plan = segments(self._rule, step, self._shards.steps)
-        self.feed.begin(epoch, [Turn(replica, *segment) for segment in self.plan for replica in self.replicas])
+        turns = [self._turn(replica, *segment) for segment in self.plan for replica in self.replicas]
+        self.runner.begin_epoch(epoch, turns)
         self.clock.start()
 
     def segment(
@@ -117,11 +132,14 @@ class Learner:
             self._counters.begin(index)
             self.clock.mark(SYNC)
             share = 1.0 if alone else self._shards.samples(replica, start, stop) / total
-            for step in range(start, self._last_step(replica, stop)):
-                stepped(self._one_step(epoch, replica, step))
-                if alone and step + 1 < stop and asked_to_stop():
-                    stop = step + 1
+            done = start
+            for steps, samples in self.runner.steps(epoch, self._turn(replica, start, stop)):
+                stepped(samples)
+                done += steps
+                if alone and done < stop and asked_to_stop():
+                    stop = done
                     break
+            self.rate = self._rate(epoch, stop - 1)
             self.arena.take_back_buffers()
             self.momentum.end(index)
             self._counters.end(index)
@@ -132,7 +150,7 @@ class Learner:
         self.clock.mark(SYNC)
         if not self._updates_locally:
             self.rate = self._rate(epoch, stop - 1)  # also on a rank whose shards have ended: all update alike
-            self._optimiser.update(self.rate)
+            self.runner.update(self.rate)
             self.clock.mark(UPDATE)
         return stop
 
@@ -141,28 +159,12 @@ class Learner:
         """Above zero if some rank was asked to stop, as told at the last sync; on the device."""
         return self._agreement.requests
 
-    def _one_step(self, epoch: int, replica: int, step: int) -> int:
-        """Forward, backward, and with a sync of weights the update, on the arena."""
-        raw, labels = self.feed.next()
-        seed_step(raw.device, self._job.config.seed, replica, epoch, step)
-        images = self.step.prepare(raw, train=True)
-        self.rate = self._rate(epoch, step)
-        self.clock.mark(INPUT)
-        self.step.forward(images, labels)
-        self.clock.mark(FORWARD)
-        self.step.backward()
-        self.clock.mark(BACKWARD)
-        if self._updates_locally:
-            self._optimiser.update(self.rate)
-            self.clock.mark(UPDATE)
-        return len(images)
-
     def _rate(self, epoch: int, step: int) -> float:
         return self._schedule.rate(epoch + (step + 0.5) / self._shards.steps)
 
-    def _last_step(self, replica: int, stop: int) -> int:
-        """Where a replica's turn ends: at `stop`, or earlier if its shard does."""
-        return min(stop, -(-self._shards.size(replica) // self._shards.batch))
+    def _turn(self, replica: int, start: int, stop: int) -> Turn:
+        """A replica's turn; it ends early if its shard does."""
+        return Turn(replica, start, max(start, min(stop, -(-self._shards.size(replica) // self._shards.batch))))
 
 
 def _check_network(network: nn.Module, replicas: int) -> None:

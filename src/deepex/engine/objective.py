@@ -18,10 +18,11 @@ from deepex.errors import UnknownName
 
 
 class Objective(ABC):
-    """A loss and a measure. `standardise` says whether the network's input is standardised or in 0…1."""
+    """A loss and a measure. `standardise` says whether the network's input is standardised or in 0…1, `needs_images` whether it is the goal too."""
 
     measure: str
     standardise: bool
+    needs_images: bool
 
     @abstractmethod
     def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -42,6 +43,7 @@ class Classify(Objective):
 
     measure = "error"
     standardise = True
+    needs_images = False
 
     @override
     def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -68,14 +70,14 @@ class Reconstruct(Objective):
 
     measure = "rmse"
     standardise = False
+    needs_images = True
 
     @override
     def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits, *latent = output if isinstance(output, tuple) else (output,)
         loss = functional.binary_cross_entropy_with_logits(logits.float(), images, reduction="sum")
         if latent:
-            mean, log_variance = latent[0].float(), latent[1].float()
-            loss = loss - 0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
+            loss = loss + divergence(*latent)
         return loss / len(images)
 
     @override
@@ -87,6 +89,12 @@ class Reconstruct(Objective):
     @override
     def value(self, tally: float, samples: int) -> float:
         return math.sqrt(tally / samples)
+
+
+def divergence(mean: torch.Tensor, log_variance: torch.Tensor) -> torch.Tensor:
+    """Kullback-Leibler divergence of normal distributions from the standard one, summed."""
+    mean, log_variance = mean.float(), log_variance.float()
+    return -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
 
 
 OBJECTIVES: Final = {"classify": Classify, "reconstruct": Reconstruct}

@@ -86,11 +86,15 @@ class Optimiser:
         ]
         self._lars = _Lars(config, arena) if config.method == "lars" else None
 
+    def adapt(self, gradients: list[torch.Tensor]) -> None:
+        """Scale the gradients by LARS's trust ratios, in place; nothing for another method."""
+        if self._lars is not None:
+            self._lars.adapt(gradients)
+
     def update(self, rate: float) -> None:
         """One update."""
         config, gradients = self._config, self._arena.gradient_tensors()
-        if self._lars is not None:
-            self._lars.adapt(gradients)
+        self.adapt(gradients)
         for part in self._parts:
             torch._fused_sgd_(
                 part.weights,

@@ -7,6 +7,7 @@ Loss and measure are summed on the device in `step.sums` and reach the host when
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
 from typing import final
 
 import torch
@@ -46,6 +47,23 @@ class EagerStep:
         self._arena.backward(self._loss)
         self._loss = None
 
+    def trial_seconds(self, batch: int) -> float:
+        """How long a step takes on the GPU, about: the second of two on an empty batch; weights and buffers are left as they were."""
+        raw = torch.zeros((batch, *self._prepare.raw_shape), dtype=torch.uint8, device=self._device)
+        labels = torch.zeros(batch, dtype=torch.int64, device=self._device)
+        kept = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
+        for _ in range(2):
+            torch.cuda.synchronize(self._device)
+            began = perf_counter()
+            self.forward(self.prepare(raw, train=True), labels)
+            self.backward()
+            torch.cuda.synchronize(self._device)
+        seconds = perf_counter() - began
+        for buffer, value in kept:
+            buffer.copy_(value)
+        self.sums.zero_()
+        return seconds
+
     def precision(self) -> AbstractContextManager[object]:
         """The context in which the network computes."""
         return torch.autocast(self._device.type, torch.bfloat16) if self._bf16 else nullcontext()
@@ -56,10 +74,15 @@ def seed_step(device: torch.device, seed: int, replica: int, epoch: int, step: i
 
     Seeding a generator takes 2 µs; the alternative, carrying generator states per replica, is neither stateless nor smaller.
     """
-    value = _mix(_mix(_mix(_mix(seed) ^ replica) ^ epoch) ^ step)
+    value = mixed(seed, replica, epoch, step)
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(value)
+
+
+def mixed(seed: int, replica: int, epoch: int, step: int) -> int:
+    """One number of 64 bits for a step."""
+    return _mix(_mix(_mix(_mix(seed) ^ replica) ^ epoch) ^ step)
 
 
 def _mix(value: int) -> int:

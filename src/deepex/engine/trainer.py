@@ -10,7 +10,6 @@ each epoch, and the requests to stop that travel within each sync.
 import math
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from deepex.engine.stop import StopPoll, StopSignals
 from deepex.engine.watch import Watcher
 from deepex.errors import DivergedError
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
-from deepex.record.clock import DeviceClock, Event, HostClock, PhaseClock
+from deepex.record.clock import PhaseClock
 
 _TRAIN, _TIMES, _VALIDATION = slice(0, 3), slice(3, 4 + len(PHASES)), slice(4 + len(PHASES), 8 + len(PHASES))
 
@@ -47,7 +46,7 @@ class Trainer:
     ) -> None:
         self._job, self._config, self._comm, self._run = job, job.config, comm, run
         self._watcher = watcher if comm.rank == 0 else Watcher()
-        self.learner = Learner(job, comm, clock or _make_clock(job.device))
+        self.learner = Learner(job, comm, clock)
         self._evaluator = _make_evaluator(job, comm)
         self._target = Target.parse(str(job.config.target)) if job.config.target else None
         self._signals, self._poll = StopSignals(), StopPoll(job.device)
@@ -125,7 +124,7 @@ class Trainer:
         """A position within an epoch: what all ranks have summed up so far goes with it."""
         shards = self._job.shards
         mine = sum(shards.samples(replica, before.step, step) for replica in self.learner.replicas)
-        rows = self._comm.gather_rows(torch.tensor([*self.learner.step.sums.tolist(), float(mine)], dtype=torch.float64))
+        rows = self._comm.gather_rows(torch.tensor([*self.learner.runner.sums.tolist(), float(mine)], dtype=torch.float64))
         self._check_finite(epoch, rows[:, 0].tolist())
         sums = [total + old for total, old in zip(rows.sum(0).tolist(), before.sums, strict=True)]
         return Position(epoch, step, syncs, tuple(sums))
@@ -134,7 +133,7 @@ class Trainer:
         """Read what the epoch measured, gather it from all ranks, and write the record."""
         phases = self.learner.clock.seconds()
         wall = perf_counter() - began
-        sums = self.learner.step.sums.tolist()
+        sums = self.learner.runner.sums.tolist()
         validation = self._validate()
         row = [*sums, float(mine), *phases.values(), wall, *validation]
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
@@ -202,16 +201,6 @@ class Trainer:
             momenta=learner.momentum.stored(),
             keep=self._config.checkpoint.keep,
         )
-
-
-def _make_clock(device: torch.device) -> PhaseClock:
-    return HostClock() if device.type == "cpu" else DeviceClock(_make_event)
-
-
-def _make_event() -> Event:
-    event: Any = torch.cuda.Event(enable_timing=True)  # torch has no annotations for it
-    made: Event = event
-    return made
 
 
 def _make_evaluator(job: Job, comm: Communicator) -> Evaluator | None:

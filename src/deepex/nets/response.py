@@ -36,6 +36,7 @@ class LocalResponse(nn.Module):
     ) -> None:
         super().__init__()
         self.size, self.alpha, self.beta, self.k, self.region = size, alpha, beta, k, region
+        self.is_local_response = region == "across"  # tells whoever has a kernel for it
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalised, in x's own precision and shape."""

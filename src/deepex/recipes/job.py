@@ -174,7 +174,6 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
         "threads": threads,
         "placement": dataclasses.asdict(job.placement),
         "layout": {"kind": job.config.layout, "reason": layout_reason},
-        "step": {"kind": "eager", "reason": "PyTorch's operators one by one"},
         "network": {"name": job.config.net, "parameters": parameters},
         "dataset": {"name": manifest.name, "digest": manifest.digest},
         "samples": {name: part.count for name, part in manifest.parts.items()},

@@ -97,6 +97,7 @@ def _train(
                 "arena_bytes": learner.arena.memory.nbytes,
                 "sync_bytes": learner.sync_bytes,
                 "arena_shared": comm.shares(learner.arena.memory),
+                "step": dataclasses.asdict(learner.runner.choice),
             }
             run.set_state(setup_seconds=perf_counter() - began, **sizes)
             watcher.began(run.state)
@@ -252,11 +253,13 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.allow_tf32,
+        torch.backends.cuda.matmul.allow_tf32,
     )
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=job.device.type == "cuda")  # bits are promised on CPUs
     torch.backends.cudnn.benchmark = not config.deterministic
-    torch.backends.cudnn.allow_tf32 = False
+    tf32 = config.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
     heap = keep_heap(os.environ) if job.device.type == "cpu" else "the C library's own way: the work is on the GPU"
@@ -265,7 +268,7 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1], warn_only=before[2])
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = before[3:]
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[3:]
 
 
 def _default_out(config: RunConfig) -> Path:

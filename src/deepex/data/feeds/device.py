@@ -40,16 +40,17 @@ class DeviceFeed(Feed):
         self._cache: Cache | None = cache
         self._exchange: Exchange | None = exchange
         self._memory = _DeviceMemory(samples, device, exchange.plan.files)
+        self.images, self.labels = self._memory.images, self._memory.labels
         self._awaited = set(exchange.plan.files_of(exchange.own))
         self._loader: threading.Thread | None = None
         self._plan: Plan | None = None
-        self._order = torch.empty(0, dtype=torch.int64)
+        self.order = torch.zeros(samples.count, dtype=torch.int64, device=device)
         self._batches: Iterator[tuple[int, int]] = iter(())
 
     @override
     def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         self._plan = self._samples.plan(epoch)
-        self._order = torch.from_numpy(self._plan.order).to(self._device)
+        self.order.copy_(torch.from_numpy(self._plan.order))
         self._batches = self._samples.batches(turns)
         if self._loader is None:
             exchange, cache = self._exchange, self._cache
@@ -62,11 +63,16 @@ class DeviceFeed(Feed):
 
     @override
     def next(self) -> Batch:
+        begin, end = self.skip()
+        indices = self.order[begin:end]
+        return self.images.index_select(0, indices), self.labels.index_select(0, indices)
+
+    def skip(self) -> tuple[int, int]:
+        """Go on by a batch, and tell where it is in `order`: what the current stream does from then on finds its samples there."""
         begin, end = next(self._batches)
         if self._awaited:
             self._wait(begin, end)
-        indices = self._order[begin:end]
-        return self._memory.images.index_select(0, indices), self._memory.labels.index_select(0, indices)
+        return begin, end
 
     @override
     def close(self) -> None:
@@ -143,7 +149,7 @@ class _DeviceMemory:
         cuda = device.type == "cuda"
         images, labels = map(torch.from_numpy, samples.empty(0))
         self.images = torch.empty((samples.count, *images.shape[1:]), dtype=images.dtype, device=device)
-        self.labels = torch.empty(samples.count, dtype=labels.dtype, device=device)
+        self.labels = torch.zeros(samples.count, dtype=labels.dtype, device=device)  # none that is no class, ever
         largest = max((int(samples.part.bounds[file + 1] - samples.part.bounds[file]) for file in files), default=1)
         self._rows = min(most_rows(largest, samples.sample_bytes), max(1, samples.count))
         self._buffers = [torch.empty((self._rows, *images.shape[1:]), dtype=images.dtype, pin_memory=cuda) for _ in range(2)]

@@ -1,0 +1,62 @@
+"""Which way of running steps is fastest here: one by one, compiled, or captured; and why.
+
+    runner, clock = make_runner(parts, step)
+
+On a GPU a captured step is faster whatever the network. It costs a start: the kernels are compiled (once on a machine, they are kept
+on disk), cuDNN looks for its fastest algorithms, the step is captured. A run that is over sooner than that runs its steps one by one.
+"""
+
+from typing import Any, Final
+
+import torch
+
+from deepex.engine.runner import EagerRunner, Parts, Runner, StepChoice
+from deepex.engine.step import EagerStep
+from deepex.errors import ConfigError
+from deepex.record.clock import DeviceClock, Event, HostClock, PhaseClock
+
+_CAPTURE_SECONDS: Final = 20.0
+
+
+def make_runner(parts: Parts, step: EagerStep, *, steps: int, clock: PhaseClock | None = None) -> tuple[Runner, PhaseClock]:
+    """The runner that `step` of the configuration asks for, and its phase clock. `steps`: how many the run has on this rank."""
+    asked, device = parts.config.step, parts.arena.memory.device
+    if asked == "captured" and device.type != "cuda":
+        raise ConfigError("step is captured, but the device is a CPU: only a GPU can replay a step; set step=auto")
+    if asked in ("auto", "captured") and device.type == "cuda":
+        short = None if asked == "captured" else _too_short(parts, step, steps)
+        if short is None:
+            try:
+                return _captured(parts, clock)
+            except Exception as error:
+                if asked == "captured":
+                    raise ConfigError(f"step is captured, but this network cannot be ({error}): set step=eager") from error
+                short = f"capturing it failed ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+        return _eager(parts, step, clock, f"{short}: PyTorch's operators one by one")
+    reason = "asked for" if asked == "eager" else "a CPU: PyTorch's operators one by one"
+    return _eager(parts, step, clock, reason)
+
+
+def _eager(parts: Parts, step: EagerStep, clock: PhaseClock | None, reason: str) -> tuple[Runner, PhaseClock]:
+    clock = clock or (HostClock() if parts.arena.memory.device.type == "cpu" else DeviceClock(_make_event))
+    return EagerRunner(parts, step, clock, StepChoice(kind="eager", reason=reason, fusions={})), clock
+
+
+def _captured(parts: Parts, clock: PhaseClock | None) -> tuple[Runner, PhaseClock]:
+    from deepex.engine.captured import CapturedRunner
+    from deepex.engine.kernels.stamp import StampClock
+
+    clock = clock or StampClock(parts.arena.memory.device)
+    return CapturedRunner(parts, clock), clock
+
+
+def _too_short(parts: Parts, step: EagerStep, steps: int) -> str | None:
+    """Why a run is over before a capture would have paid; None if it is not."""
+    seconds = steps * step.trial_seconds(parts.samples.shards.batch)
+    return f"the whole run takes about {seconds:.0f} s so" if seconds < _CAPTURE_SECONDS else None
+
+
+def _make_event() -> Event:
+    event: Any = torch.cuda.Event(enable_timing=True)  # torch has no annotations for it
+    made: Event = event
+    return made

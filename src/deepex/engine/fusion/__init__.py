@@ -1,0 +1,208 @@
+"""Find in a user's network what can be computed together, and compute it so; the network itself stays as it is.
+
+    fused = fuse(network, means)
+    output = fused(images)
+    fused.found            # {"batch norm + ReLU": 32, "batch norm + add + ReLU": 16, …}
+
+The network's forward pass is traced into a graph of its modules (trace.py), in which chains that our kernels know are replaced
+(rules below) by modules that call them (parts.py). Where the trace fails, the network runs as it is.
+"""
+
+import operator
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from deepex.engine.fusion import parts
+from deepex.engine.fusion.parts import Means
+from deepex.engine.fusion.trace import calls, has_hooks, trace
+
+_RELU = (functional.relu, torch.relu, torch.relu_, "relu", "relu_")
+_ADD = (operator.add, operator.iadd, torch.add, "add", "add_")
+
+
+class Fused:
+    """A network's forward pass in training, in fewer kernels.
+
+    `found` counts what was put together. `fold`: the border of the folded images that it takes, 0 if it takes them plain.
+    """
+
+    def __init__(self, run: Callable[[torch.Tensor], Any], found: Counter[str], norms: list[nn.BatchNorm2d], fold: int = 0) -> None:
+        self._run, self.found, self.fold = run, found, fold
+        self.counters = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
+
+    def __call__(self, images: torch.Tensor) -> Any:
+        """The output for a batch."""
+        return self._run(images)
+
+
+def fuse(network: nn.Module, means: Means) -> Fused:
+    """Trace `network` and replace what is known."""
+    graph = trace(network)
+    if graph is None:
+        return Fused(network, Counter({"none: the network cannot be traced": 1}), [])
+    return _Work(network, graph, means).done()
+
+
+class _Work:
+    """The graph while it is rewritten, rule by rule."""
+
+    def __init__(self, network: nn.Module, graph: fx.Graph, means: Means) -> None:
+        self._graph, self._means = graph, means
+        self._module = fx.GraphModule(network, graph)
+        self._modules = dict(network.named_modules())
+        self._found: Counter[str] = Counter()
+        self._norms: list[nn.BatchNorm2d] = []
+        self._fold = 0
+
+    def done(self) -> Fused:
+        """Apply the rules; longer chains come first."""
+        self._additions()
+        for rule in (self._norm_chain, self._product_chain, self._flat_chain, self._single):
+            for node in list(self._graph.nodes):
+                if node.op == "call_module" and node.graph is self._graph and not node._erased:
+                    rule(node)
+        self._graph.lint()
+        self._module.recompile()
+        return Fused(self._module, self._found, self._norms, self._fold)
+
+    def _additions(self) -> None:
+        """norm(y) + other, activated or not."""
+        for node in list(self._graph.nodes):
+            if not calls(node, _ADD) or len(node.args) != 2 or node.kwargs:
+                continue
+            sides = [side for side in node.args if isinstance(side, fx.Node)]
+            normed = [side for side in sides if self._norm(side) is not None and len(side.users) == 1]
+            if len(set(sides)) != 2 or not normed:
+                continue
+            first = normed[-1]
+            other = sides[0] if sides[1] is first else sides[1]
+            norm, other_norm = self._norm(first), self._norm(other) if other in normed else None
+            last, relu = self._activated(node)
+            inputs = (first.args[0], other.args[0] if other_norm is not None else other)
+            with self._graph.inserting_before(last):
+                pair = self._call(parts.Joined(norm, other_norm, relu=relu), inputs)
+                z, again = (self._graph.call_function(operator.getitem, (pair, k)) for k in range(2))
+            self._norms += [n for n in (norm, other_norm) if n is not None]
+            users = list(last.users)
+            last.replace_all_uses_with(z)
+            if len(users) > 1:
+                users[-1].replace_input_with(z, again)
+            self._found["batch norm + add" + " + ReLU" * relu] += 1
+            self._drop(last, node, first, *([other] if other_norm is not None else []))
+
+    def _norm_chain(self, node: fx.Node) -> None:
+        """norm(y), activated or not, pooled or not."""
+        norm = self._norm(node)
+        if norm is None:
+            return
+        self._norms.append(norm)
+        last, relu = self._activated(node)
+        pool = self._next(last, nn.MaxPool2d) if relu else None
+        if pool is not None and parts.can_pool(self._modules[str(pool.target)]):
+            self._replace("batch norm + ReLU + max pooling", parts.NormedPool(norm, self._modules[str(pool.target)]), node, last, pool)
+        else:
+            self._replace("batch norm" + " + ReLU" * relu, parts.Normed(norm, relu=relu), *dict.fromkeys((node, last)))
+
+    def _product_chain(self, node: fx.Node) -> None:
+        """Convolutions, with their bias, ReLU and pooling."""
+        module = self._plain(node)
+        if type(module) not in (nn.Conv2d, nn.ConvTranspose2d) or module.padding_mode != "zeros" or isinstance(module.padding, str):
+            return
+        first = isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder" and len(node.args[0].users) == 1
+        last, relu = self._activated(node)
+        pool = self._next(last, nn.MaxPool2d)
+        name = type(module).__name__
+        if first and parts.can_fold(module) and self._means.folds:
+            self._fold = module.padding[0]
+            made: nn.Module = parts.Convolution(module, self._means, relu=relu, folds=True)
+            name = "folded " + name
+        elif first and parts.can_be_thin_input(module):
+            made, name = parts.ThinInput(module, self._means, relu=relu), "thin " + name
+        elif parts.can_be_thin_output(module) and not relu:
+            made, name = parts.ThinOutput(module, self._means), "thin " + name
+        elif pool is not None and type(module) is nn.Conv2d and parts.can_pool(self._modules[str(pool.target)]):
+            made = parts.PooledConvolution(module, self._modules[str(pool.target)], self._means, relu=relu)
+            self._replace(name + " + ReLU" * relu + " + max pooling", made, *dict.fromkeys((node, last, pool)))
+            return
+        else:
+            made = parts.Convolution(module, self._means, relu=relu)
+        self._replace(name + " + ReLU" * relu, made, *dict.fromkeys((node, last)))
+
+    def _flat_chain(self, node: fx.Node) -> None:
+        """Dense layers, with the flattening before or the unflattening behind, and a ReLU."""
+        module = self._plain(node)
+        if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+            behind = self._next(node, nn.Linear)
+            if behind is not None:
+                last, relu = self._activated(behind)
+                made: nn.Module = parts.FlatDense(self._modules[str(behind.target)], self._means, relu=relu)
+                self._replace("flattening + dense" + " + ReLU" * relu, made, *dict.fromkeys((node, behind, last)))
+        elif type(module) is nn.Linear:
+            shaped = self._next(node, nn.Unflatten)
+            last, relu = self._activated(node if shaped is None else shaped)
+            if shaped is not None and self._modules[str(shaped.target)].dim == 1:
+                shape = self._modules[str(shaped.target)].unflattened_size
+                made = parts.DenseMaps(module, shape, self._means, relu=relu)
+                self._replace("dense + unflattening" + " + ReLU" * relu, made, *dict.fromkeys((node, shaped, last)))
+            else:
+                last, relu = self._activated(node)
+                made = parts.Dense(module, self._means, relu=relu)
+                self._replace("dense" + " + ReLU" * relu, made, *dict.fromkeys((node, last)))
+
+    def _single(self, node: fx.Node) -> None:
+        """What stands alone."""
+        module = self._plain(node)
+        if type(module) is nn.MaxPool2d and parts.can_pool(module):
+            self._replace("max pooling", parts.Pool(module), node)
+        elif type(module) is nn.Dropout and module.training and module.p > 0:
+            self._replace("dropout", parts.Dropped(module, self._means, self._found["dropout"]), node)
+        elif parts.is_response(module):
+            self._replace("local response", parts.Response(module), node)
+
+    def _norm(self, node: fx.Node) -> nn.BatchNorm2d | None:
+        """The batch norm that a node calls, if the kernels can do it."""
+        module = self._plain(node)
+        if type(module) is not nn.BatchNorm2d or not module.affine or module.momentum is None or not module.training:
+            return None
+        return module
+
+    def _activated(self, node: fx.Node) -> tuple[fx.Node, bool]:
+        """The node's ReLU if that is all that uses it, and whether there is one."""
+        if len(node.users) == 1:
+            (user,) = node.users
+            if calls(user, _RELU) or type(self._plain(user)) is nn.ReLU:
+                return user, True
+        return node, False
+
+    def _next(self, node: fx.Node, kind: type[nn.Module]) -> fx.Node | None:
+        """What uses the node, if that is one module of this kind and nothing else."""
+        user = next(iter(node.users)) if len(node.users) == 1 else None
+        return user if user is not None and type(self._plain(user)) is kind else None
+
+    def _plain(self, node: fx.Node) -> Any:
+        """The module that a node calls with one input, if nobody listens to it."""
+        if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+            return None
+        module = self._modules.get(str(node.target))
+        return None if module is None or has_hooks(module) else module
+
+    def _replace(self, name: str, made: nn.Module, *chain: fx.Node) -> None:
+        """Put one module in the place of a chain of nodes."""
+        with self._graph.inserting_before(chain[-1]):
+            chain[-1].replace_all_uses_with(self._call(made, chain[0].args))
+        self._found[name] += 1
+        self._drop(*reversed(chain))
+
+    def _call(self, module: nn.Module, inputs: Any) -> fx.Node:
+        name = f"fused{len(self._module._modules)}"
+        self._module.add_submodule(name, module)
+        return self._graph.call_module(name, inputs)
+
+    def _drop(self, *nodes: fx.Node) -> None:
+        for node in dict.fromkeys(nodes):
+            self._graph.erase_node(node)

@@ -1,0 +1,309 @@
+"""The modules that stand in a network's graph for chains of its own.
+
+They hold the user's modules in tuples, so that these stay where they are: in the user's network.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from deepex.engine.kernels.dropout import Dropout
+from deepex.engine.kernels.normalise import normalise, normalise_add
+from deepex.engine.kernels.pool import NormReluPool, ReluPool
+from deepex.engine.kernels.response import LocalResponse
+from deepex.engine.kernels.thin import thin_input_convolution, thin_output_convolution
+from deepex.engine.kernels.transpose import Turn
+from deepex.engine.product import Geometry, Lane, convolve, dense, flipped, folded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What fused parts compute with.
+
+    `weights` gives the tensor to compute with for each parameter: its bf16 twin, or itself. `key`: one number on the device, of this
+    step's random choices. `folds`: whether the network may get its images folded. `tf32`: whether products in float32 may
+    be rounded so.
+    """
+
+    weights: Callable[[nn.Parameter], torch.Tensor]
+    lane: Lane
+    key: torch.Tensor
+    folds: bool = False
+    tf32: bool = False
+
+
+class Normed(nn.Module):
+    """norm(y), or relu(norm(y))."""
+
+    def __init__(self, norm: nn.BatchNorm2d, *, relu: bool) -> None:
+        super().__init__()
+        self._norm, self._relu = (norm,), relu
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return normalise(y, self._norm[0], relu=self._relu)
+
+
+class Joined(nn.Module):
+    """norm(y) + other, where `other` may have a norm of its own; activated or not; twice, for two users."""
+
+    def __init__(self, norm: nn.BatchNorm2d | None, other: nn.BatchNorm2d | None, *, relu: bool) -> None:
+        super().__init__()
+        assert norm is not None
+        self._norms, self._relu = (norm, other), relu
+
+    def forward(self, y: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        norm, other_norm = self._norms
+        if y.shape == other.shape:
+            return normalise_add(y, norm, other, other_norm, relu=self._relu)
+        total = normalise(y, norm, relu=False) + (other if other_norm is None else normalise(other, other_norm, relu=False))
+        total = total.relu() if self._relu else total
+        return total, total
+
+
+class NormedPool(nn.Module):
+    """pool(relu(norm(y)))."""
+
+    def __init__(self, norm: nn.BatchNorm2d, pool: nn.Module) -> None:
+        super().__init__()
+        self._norm, self._window = (norm,), _window(pool)
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        norm = self._norm[0]
+        z: torch.Tensor = NormReluPool.apply(y, norm.weight, norm.bias, norm, *self._window)
+        return z
+
+
+class Pool(nn.Module):
+    """Max pooling alone."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self._window = _window(pool)
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        z: torch.Tensor = ReluPool.apply(y, None, False, *self._window)
+        return z
+
+
+class Convolution(nn.Module):
+    """A convolution or a transposed one, with its bias and ReLU. `folds`: over images that are folded 2×2 into channels."""
+
+    def __init__(self, module: nn.Conv2d | nn.ConvTranspose2d, means: Means, *, relu: bool, folds: bool = False) -> None:
+        super().__init__()
+        self._weight, self._bias = _tensors(module, means)
+        self._relu, self._lane = relu, means.lane
+        self._reorder, self._other = None, None
+        self._geometry = Geometry(
+            stride=module.stride, padding=module.padding, dilation=module.dilation, groups=module.groups
+        )
+        if folds:
+            self._reorder = folded(self._weight, _folded_channels(module.in_channels))
+            self._geometry = Geometry(stride=(1, 1), padding=(0, 0))
+        elif isinstance(module, nn.ConvTranspose2d):
+            if _is_convolution(module):
+                self._reorder = flipped(self._weight)
+                padding = tuple(side - 1 - pad for side, pad in zip(module.kernel_size, module.padding, strict=True))
+                self._geometry = Geometry(stride=(1, 1), padding=padding)
+            else:
+                self._other = (module,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = _last(x.to(self._weight.dtype))
+        if self._other is None:
+            return convolve(
+                x, self._weight, self._bias, self._geometry, relu=self._relu, lane=self._lane, reorder=self._reorder
+            )
+        module = self._other[0]
+        y = functional.conv_transpose2d(
+            x, self._weight, self._bias, module.stride, module.padding, module.output_padding, module.groups, module.dilation
+        )
+        return y.relu() if self._relu else y
+
+
+class PooledConvolution(nn.Module):
+    """pool(relu(convolution + bias)): bias and ReLU are left to the pooling, which reads the map anyway."""
+
+    def __init__(self, module: nn.Conv2d, pool: nn.Module, means: Means, *, relu: bool) -> None:
+        super().__init__()
+        self._weight, self._bias = _tensors(module, means)
+        self._relu, self._lane, self._window = relu, means.lane, _window(pool)
+        self._geometry = Geometry(stride=module.stride, padding=module.padding, dilation=module.dilation, groups=module.groups)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = convolve(_last(x.to(self._weight.dtype)), self._weight, None, self._geometry, relu=False, lane=self._lane)
+        z: torch.Tensor = ReluPool.apply(y, self._bias, self._relu, *self._window)
+        return z
+
+
+class ThinInput(nn.Module):
+    """A convolution of the images, which have few channels."""
+
+    def __init__(self, module: nn.Conv2d, means: Means, *, relu: bool) -> None:
+        super().__init__()
+        self._weight, self._bias = _tensors(module, means)
+        self._relu, self._tf32 = relu, means.tf32
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return thin_input_convolution(_last(x.to(self._weight.dtype)), self._weight, self._bias, self._relu, tf32=self._tf32)
+
+
+class ThinOutput(nn.Module):
+    """A convolution or transposed one to few channels."""
+
+    def __init__(self, module: nn.Conv2d | nn.ConvTranspose2d, means: Means) -> None:
+        super().__init__()
+        self._weight, self._bias = _tensors(module, means)
+        self._transposed, self._tf32 = isinstance(module, nn.ConvTranspose2d), means.tf32
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return thin_output_convolution(_last(x.to(self._weight.dtype)), self._weight, self._bias, self._transposed, tf32=self._tf32)
+
+
+class Dense(nn.Module):
+    """A dense layer, with its bias and ReLU."""
+
+    def __init__(self, module: nn.Linear, means: Means, *, relu: bool) -> None:
+        super().__init__()
+        self._weight, self._bias = _tensors(module, means)
+        self._relu, self._lane = relu, means.lane
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _dense(x, self._weight, self._bias, relu=self._relu, lane=self._lane)
+
+
+class FlatDense(nn.Module):
+    """A dense layer on flattened maps, which stay in channels-last order where it is cheaper to turn the weights than the maps."""
+
+    def __init__(self, module: nn.Linear, means: Means, *, relu: bool) -> None:
+        super().__init__()
+        self._weight, self._bias = _tensors(module, means)
+        self._relu, self._lane = relu, means.lane
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self._weight.dtype)
+        if x.dim() == 4 and x.shape[2] * x.shape[3] > 1 and len(x) >= len(self._weight):
+            turn = Turn(outer=len(self._weight), rows=x.shape[1], columns=x.shape[2] * x.shape[3])
+            flat = _last(x).permute(0, 2, 3, 1).reshape(len(x), -1)
+            return dense(flat, self._weight, self._bias, relu=self._relu, lane=self._lane, reorder=turn)
+        return _dense(x.flatten(1), self._weight, self._bias, relu=self._relu, lane=self._lane)
+
+
+class DenseMaps(nn.Module):
+    """A dense layer whose output becomes maps; made in channels-last order where it is cheaper to turn the weights than the maps."""
+
+    def __init__(self, module: nn.Linear, shape: tuple[int, ...], means: Means, *, relu: bool) -> None:
+        super().__init__()
+        self._weight, self._bias = _tensors(module, means)
+        self._shape, self._relu, self._lane = tuple(shape), relu, means.lane
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self._weight.dtype)
+        if x.dim() == 2 and len(self._shape) == 3 and len(x) >= self._weight.shape[1]:
+            channels, height, width = self._shape
+            turn = Turn(rows=channels, columns=height * width, inner=self._weight.shape[1])
+            bias_turn = Turn(rows=channels, columns=height * width)
+            y = dense(
+                x, self._weight, self._bias, relu=self._relu, lane=self._lane, reorder=turn, bias_reorder=bias_turn
+            )
+            return y.view(len(x), height, width, channels).permute(0, 3, 1, 2)
+        return _dense(x, self._weight, self._bias, relu=self._relu, lane=self._lane).unflatten(1, self._shape)
+
+
+class Dropped(nn.Module):
+    """Dropout, by this step's key."""
+
+    def __init__(self, module: nn.Dropout, means: Means, salt: int) -> None:
+        super().__init__()
+        self._p, self._key, self._salt = module.p, means.key, salt
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = Dropout.apply(x, self._p, self._key, self._salt)
+        return y
+
+
+class Response(nn.Module):
+    """Local response normalisation across channels."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self._constants = module.size, module.alpha, module.beta, module.k
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = LocalResponse.apply(x, *self._constants)
+        return y
+
+
+def can_pool(pool: Any) -> bool:
+    """Whether the kernels do this max pooling."""
+    pairs = [_pair(value) for value in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
+    square = all(one == other for one, other in pairs)
+    return square and pairs[3] == (1, 1) and not pool.return_indices and pairs[0][0] <= 3
+
+
+def can_fold(module: nn.Conv2d | nn.ConvTranspose2d) -> bool:
+    """Whether a convolution of the images is faster over folded ones: few channels, stride 2, centred."""
+    side = module.kernel_size[0]
+    plain = type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1)
+    centred = module.padding == (side // 2, side // 2) and module.kernel_size == (side, side) and side % 2 == 1
+    return plain and centred and module.stride == (2, 2) and module.in_channels <= 4
+
+
+def can_be_thin_input(module: nn.Conv2d | nn.ConvTranspose2d) -> bool:
+    """Whether the thin kernels do this convolution of the images."""
+    side = module.kernel_size[0]
+    centred = module.kernel_size == (side, side) and side in (3, 5, 7) and module.padding == (side // 2, side // 2)
+    few = module.in_channels <= 4 and module.out_channels % 16 == 0 and module.groups == 1
+    return type(module) is nn.Conv2d and centred and few and module.stride == (1, 1) and module.dilation == (1, 1)
+
+
+def can_be_thin_output(module: nn.Conv2d | nn.ConvTranspose2d) -> bool:
+    """Whether the thin kernels do this convolution to few channels."""
+    side = module.kernel_size[0]
+    centred = module.kernel_size == (side, side) and side in (3, 5, 7) and module.padding == (side // 2, side // 2)
+    few = module.out_channels <= 4 and module.in_channels % 16 == 0 and module.groups == 1
+    return centred and few and module.stride == (1, 1) and module.dilation == (1, 1) and _no_output_padding(module)
+
+
+def is_response(module: Any) -> bool:
+    """Whether this is local response normalisation across channels: torch's, or one that says so."""
+    return type(module) is nn.LocalResponseNorm or getattr(module, "is_local_response", False)
+
+
+def _is_convolution(module: nn.ConvTranspose2d) -> bool:
+    """Whether a transposed convolution is a plain one with its weight turned round."""
+    fits = all(pad < side for side, pad in zip(module.kernel_size, module.padding, strict=True))
+    return fits and module.stride == (1, 1) and module.dilation == (1, 1) and module.groups == 1 and _no_output_padding(module)
+
+
+def _no_output_padding(module: Any) -> bool:
+    return not any(_pair(getattr(module, "output_padding", 0)))
+
+
+def _folded_channels(channels: int) -> int:
+    return max(8, 1 << (4 * channels - 1).bit_length())
+
+
+def _tensors(module: Any, means: Means) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return means.weights(module.weight), None if module.bias is None else means.weights(module.bias)
+
+
+def _dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, relu: bool, lane: Lane) -> torch.Tensor:
+    y = dense(x.reshape(-1, x.shape[-1]).to(weight.dtype), weight, bias, relu=relu, lane=lane)
+    return y.view(*x.shape[:-1], -1)
+
+
+def _window(pool: Any) -> tuple[int, int, int, bool]:
+    kernel, stride, padding = (_pair(value)[0] for value in (pool.kernel_size, pool.stride, pool.padding))
+    return kernel, stride, padding, pool.ceil_mode
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x

@@ -1,0 +1,177 @@
+"""Batch norm with its shortcut and ReLU as one operation with a gradient.
+
+    z = normalise(y, norm, relu=True)                              # relu(norm(y))
+    z, again = normalise_add(y, norm, shortcut, None, relu=True)   # relu(norm(y) + shortcut)
+    z, again = normalise_add(y, norm, y2, norm2, relu=True)        # relu(norm(y) + norm2(y2))
+
+`again` is `z` once more, for the second of two users: the gradients of both come to the backward pass apart and are added there, on
+the way, instead of in a pass of their own.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from deepex.engine.kernels import norm as kernels
+from deepex.engine.kernels.workspace import arrivals
+
+_SMALL_ROWS = 2048  # up to here one program holds all rows of some channels
+_SMALL_TILE = 16384
+_PROCESSORS = 132  # of an H200; another number changes the split of the work, not the result
+_LARGE = 1 << 23  # elements of a map that is read from memory, not from the cache
+
+
+def normalise(y: torch.Tensor, norm: nn.BatchNorm2d, *, relu: bool) -> torch.Tensor:
+    """norm(y), or relu(norm(y)); moves the running averages as the module would."""
+    z: torch.Tensor = _Normalise.apply(y, norm.weight, norm.bias, None, None, None, norm, None, relu)[0]
+    return z
+
+
+def normalise_add(
+    y: torch.Tensor, norm: nn.BatchNorm2d, other: torch.Tensor, other_norm: nn.BatchNorm2d | None, *, relu: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of norm(y) and `other`, which may have a norm of its own; twice, for two users."""
+    gamma, beta = (None, None) if other_norm is None else (other_norm.weight, other_norm.bias)
+    z, again = _Normalise.apply(y, norm.weight, norm.bias, other, gamma, beta, norm, other_norm, relu)
+    return z, again
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: torch.Tensor,
+        gamma: torch.Tensor,
+        beta: torch.Tensor,
+        other: torch.Tensor | None,
+        gamma2: torch.Tensor | None,
+        beta2: torch.Tensor | None,
+        norm: nn.BatchNorm2d,
+        norm2: nn.BatchNorm2d | None,
+        relu: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y = _last(y)
+        other = None if other is None else _last(other.to(y.dtype))
+        channels = y.shape[1]
+        rows = y.numel() // channels
+        saved = torch.empty((4, channels), device=y.device)
+        saved2 = torch.empty((4, channels), device=y.device) if norm2 is not None else saved
+        z = torch.empty_like(y)
+        second = 0 if other is None else 1 if norm2 is None else 2
+        x2, n2 = (y if other is None else other), (norm2 or norm)
+        if rows <= _SMALL_ROWS:
+            height, width = _small_tile(rows)
+            kernels.small_kernel[(triton.cdiv(channels, width),)](
+                *(y, gamma, beta, saved, norm.running_mean, norm.running_var),
+                *(x2, n2.weight, n2.bias, saved2, n2.running_mean, n2.running_var),
+                *(z, rows, channels, norm.eps, norm.momentum, n2.eps, n2.momentum),
+                *(_tracks(norm), _tracks(n2), second, relu, height, width),
+                num_warps=8 if height * width > 4096 else 4,
+            )
+        else:
+            statistics(y, gamma, beta, norm, saved)
+            if norm2 is not None:
+                statistics(x2, n2.weight, n2.bias, n2, saved2)
+            height, width = _tile(channels)
+            grid = (triton.cdiv(rows, height), triton.cdiv(channels, width))
+            kernels.apply_kernel[grid](y, saved, x2, saved2, z, rows, channels, second, relu, height, width, num_warps=4)
+        ctx.save_for_backward(y, other if second == 2 else None, z if second and relu else None, gamma, gamma2, saved, saved2)
+        ctx.second, ctx.relu = second, relu
+        ctx.set_materialize_grads(False)
+        return z, torch.empty(0, dtype=z.dtype, device=z.device).set_(z)  # not a view: autograd must keep them apart
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: torch.Tensor | None, again: torch.Tensor | None) -> tuple[Any, ...]:
+        y, y2, z, gamma, gamma2, saved, saved2 = ctx.saved_tensors
+        if g is None:
+            g, again = again, None
+        if g is None:
+            return (None,) * 9
+        g, again = _last(g.to(y.dtype)), None if again is None else _last(again.to(y.dtype))
+        channels = y.shape[1]
+        rows = y.numel() // channels
+        num_norms = 2 if ctx.second == 2 else 1
+        mask = 0 if not ctx.relu else 1 if ctx.second == 0 else 2
+        writes = ctx.second > 0 and (mask > 0 or again is not None)
+        grads = torch.empty((2 * num_norms, channels), device=y.device)
+        factors = torch.empty((3 * num_norms, channels), device=y.device)
+        d = torch.empty_like(y) if writes else g
+        dy = torch.empty_like(y)
+        dy2 = torch.empty_like(y) if num_norms == 2 else dy
+        inputs = (g, g if again is None else again, y, y if y2 is None else y2, y if z is None else z, d)
+        norms = (gamma, saved, gamma if gamma2 is None else gamma2, saved2)
+        if rows <= _SMALL_ROWS:
+            height, width = _small_tile(rows)
+            kernels.small_gradient_kernel[(triton.cdiv(channels, width),)](
+                *(*inputs, *norms, grads, factors, dy, dy2, rows, channels),
+                *(again is not None, mask, num_norms, writes, height, width),
+                num_warps=8 if height * width > 4096 else 4,
+            )
+        else:
+            height, width, parts, each, block = _split(rows, channels, 64 if writes else 128, 2)
+            partial = torch.empty((parts, num_norms + 1, channels), device=y.device)
+            kernels.gradient_sums_kernel[(parts, triton.cdiv(channels, width))](
+                *(*inputs, partial, arrivals(y.device, triton.cdiv(channels, width)), *norms, grads, factors),
+                *(rows, channels, each, parts, again is not None, mask, num_norms, writes, height, width, block),
+                num_warps=8 if writes and width == 64 else 4,
+            )
+            height, width = _tile(channels)
+            grid = (triton.cdiv(rows, height), triton.cdiv(channels, width))
+            kernels.gradient_kernel[grid](
+                *(d, y, inputs[3], saved, factors, dy, dy2, rows, channels, 0 if writes else mask, num_norms, height, width),
+                num_warps=4,
+            )
+        shortcut = None if ctx.second == 0 else d if ctx.second == 1 else dy2
+        gamma2_grad, beta2_grad = (grads[2], grads[3]) if num_norms == 2 else (None, None)
+        return dy, grads[0], grads[1], shortcut, gamma2_grad, beta2_grad, None, None, None
+
+
+def statistics(y: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, norm: nn.BatchNorm2d, saved: torch.Tensor) -> None:
+    """Fill `saved` from the channels-last map `y`, and move the running averages."""
+    channels = y.shape[1]
+    rows = y.numel() // channels
+    height, width, parts, each, block = _split(rows, channels, 16 if rows * channels > _LARGE else 128, 4)
+    partial = torch.empty((parts, 2, channels), device=y.device)
+    blocks = triton.cdiv(channels, width)
+    kernels.statistics_kernel[(parts, blocks)](
+        *(y, partial, arrivals(y.device, blocks), gamma, beta, saved, norm.running_mean, norm.running_var),
+        *(rows, channels, each, parts, norm.eps, norm.momentum, _tracks(norm), height, width, block),
+        num_warps=8,
+    )
+
+
+def _split(rows: int, channels: int, height: int, waves: int) -> tuple[int, int, int, int, int]:
+    """How a pass that reduces is split: rows and channels of a tile, parts, rows of each part, parts that are added at once.
+
+    Measured on an H200: tiles of 64 channels (whole cache lines) and so many waves of programs for large maps; half the width and
+    half the programs for small ones, whose last program would else add up for longer than the others read.
+    """
+    large = rows * channels > _LARGE
+    width = min(64 if large else 32, triton.next_power_of_2(channels))
+    parts = max(1, _PROCESSORS * (waves if large else 2) // triton.cdiv(channels, width))
+    each = triton.cdiv(triton.cdiv(rows, parts), height) * height
+    parts = triton.cdiv(rows, each)
+    return height, width, parts, each, min(triton.next_power_of_2(parts), 8192 // width)
+
+
+def _tile(channels: int) -> tuple[int, int]:
+    """Rows and channels of a tile of a pass that does not reduce."""
+    width = min(128, triton.next_power_of_2(channels))
+    return 2048 // width, width
+
+
+def _small_tile(rows: int) -> tuple[int, int]:
+    height = max(triton.next_power_of_2(rows), 16)
+    return height, max(4, min(16, _SMALL_TILE // height))
+
+
+def _tracks(norm: nn.BatchNorm2d) -> bool:
+    return norm.running_mean is not None
+
+
+def _last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last)

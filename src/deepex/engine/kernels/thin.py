@@ -1,0 +1,351 @@
+"""Convolutions with few channels on one side, as at both ends of an autoencoder: 1…4 there, many on the other side.
+
+    z = thin_input_convolution(images, weight, bias, relu=True)            # (n, 1, h, w) → (n, 128, h, w)
+    logits = thin_output_convolution(x, weight, bias, transposed=True)     # (n, 128, h, w) → (n, 1, h, w)
+
+With stride 1, an odd window and padding to the same size. Such a layer is as fast as the memory that holds its wide map, of which
+every pass here reads or writes each element once. The wide map is in channels-last order: a matrix of `rows` (pixels of all
+images) × `channels`. The thin map is so small that it stays in the cache; each program gathers the `taps` of its rows from it,
+thin channels × window, into a matrix of rows × taps. Every pass is then one product of matrices, or two:
+
+    into a wide map     z  = taps(images) · W                             its gradient   dW = taps(images)ᵀ · dz
+    out of a wide map   P  = x · W, and each output sums its taps in P    its gradients  dx = taps(dout) · Wᵀ, dW = taps(dout)ᵀ · x
+
+Sums over rows are written by program and added up by a second small kernel in a fixed order: the same bits in every run.
+"""
+
+from typing import Any, Final, cast
+
+import torch
+import triton
+
+from deepex.engine.kernels.thin_kernel import (
+    finish_kernel,
+    thin_input_gradient_kernel,
+    thin_input_kernel,
+    thin_output_gradient_kernel,
+    thin_output_kernel,
+)
+from deepex.engine.kernels.workspace import WORKSPACE, as_rows, divide_rows
+
+MAX_THIN: Final = 4
+WINDOWS: Final = (3, 5, 7)
+
+
+def thin_input_forward(
+    images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, relu: bool, tf32: bool = False
+) -> torch.Tensor:
+    """The convolution, plus bias, through a ReLU; in the dtype of the images, which the weight is rounded to."""
+    channels, thin, side, _ = weight.shape
+    _check(images, thin, channels, side)
+    images = as_rows(images)
+    n, _, height, width = images.shape
+    rows = n * height * width
+    out = torch.empty((n, channels, height, width), dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
+    taps = _padded(thin * side * side)
+    # 64 × 128 sums are 32 registers for each of 256 threads, of 84 in all: three programs to a multiprocessor, whose stores overlap
+    # with the gathering of others. Two rounds of them, so that the weight is loaded seldom, and the last round is a full one.
+    tile = 64 if images.dtype == torch.bfloat16 else 32
+    block = min(triton.next_power_of_2(channels), 128 if taps <= 64 else 64)
+    num_blocks = triton.cdiv(channels, block)
+    each, parts = divide_rows(rows, tile, max(6 * WORKSPACE.processors(images.device) // num_blocks, 1))
+    thin_input_kernel[(parts, num_blocks)](
+        images,
+        weight.contiguous(),
+        images if bias is None else bias,
+        out,
+        rows,
+        each,
+        HEIGHT=height,
+        WIDTH=width,
+        THIN=thin,
+        SIDE=side,
+        NUM_CHANNELS=channels,
+        BIAS=bias is not None,
+        RELU=relu,
+        PRECISION="tf32" if tf32 else "ieee",
+        ROWS=tile,
+        CHANNELS=block,
+        TAPS=taps,
+        num_warps=8,
+    )
+    return out
+
+
+def thin_input_gradients(
+    g: torch.Tensor, z: torch.Tensor | None, images: torch.Tensor, side: int, *, tf32: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of weight and bias in float32 from that of the output, g; taken where z > 0 if z, a ReLU's output, is given."""
+    g, images = as_rows(g), as_rows(images)
+    n, channels, height, width = g.shape
+    thin = images.shape[1]
+    rows = n * height * width
+    weight_grad = torch.empty((channels, thin, side, side), dtype=torch.float32, device=g.device)
+    bias_grad = torch.empty(channels, dtype=torch.float32, device=g.device)
+    taps = _padded(thin * side * side)
+    # 64 rows of 128 channels of g and of z are 32 KB, read one tile ahead into registers (64 for each of 256 threads in all): three
+    # programs to a multiprocessor have 96 KB in flight, and the fewer they are, the less there is to add up.
+    tile = 64 if g.dtype == torch.bfloat16 else 32
+    block = _gradient_channels(channels, taps)
+    num_blocks = triton.cdiv(channels, block)
+    each, parts = divide_rows(rows, tile, max(3 * WORKSPACE.processors(g.device) // num_blocks, 1))
+    partial = WORKSPACE.partials(g.device, parts * channels * taps)
+    thin_input_gradient_kernel[(parts, num_blocks)](
+        g,
+        g if z is None else as_rows(z),
+        images,
+        partial,
+        rows,
+        each,
+        HEIGHT=height,
+        WIDTH=width,
+        THIN=thin,
+        SIDE=side,
+        NUM_CHANNELS=channels,
+        MASKS=z is not None,
+        PRECISION="tf32" if tf32 else "ieee",
+        ROWS=tile,
+        CHANNELS=block,
+        TAPS=taps,
+        num_warps=8,
+        num_stages=2,
+    )
+    area = side * side
+    _finish(partial, parts, channels * taps, weight_grad, None, bias_grad, (thin, side, channels, taps), (area, thin * area))
+    return weight_grad, bias_grad
+
+
+def thin_output_forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    transposed: bool,
+    dtype: torch.dtype = torch.float32,
+    tf32: bool = False,
+) -> torch.Tensor:
+    """The convolution, or its transpose, plus bias; summed in float32 and given in `dtype`."""
+    channels, thin = weight.shape[:2] if transposed else (weight.shape[1], weight.shape[0])
+    side = weight.shape[2]
+    _check(x, channels, channels, side)
+    x = as_rows(x)
+    n, _, height, width = x.shape
+    out = torch.empty((n, thin, height, width), dtype=dtype, device=x.device, memory_format=torch.channels_last)
+    taps = _padded(thin * side * side)
+    processors = WORKSPACE.processors(x.device)
+    lines = _lines(n, height, width, thin * side * side, processors)
+    bands = n * triton.cdiv(height, lines)
+    # 64 rows of 128 channels of bf16 are 16 KB; four programs to a multiprocessor with one tile under way each are 64 KB, of which
+    # the memory's latency needs 24. While one program sums over windows, others read.
+    programs = min(bands, 4 * processors)
+    span = (lines + side // 2 * 2) * width
+    thin_output_kernel[(programs,)](
+        x,
+        weight.contiguous(),
+        x if bias is None else bias,
+        out,
+        WORKSPACE.partials(x.device, programs * thin * side * side * span),
+        bands,
+        HEIGHT=height,
+        WIDTH=width,
+        THIN=thin,
+        SIDE=side,
+        NUM_CHANNELS=channels,
+        LINES=lines,
+        TRANSPOSED=transposed,
+        BIAS=bias is not None,
+        PRECISION="tf32" if tf32 else "ieee",
+        ROWS=64 if x.dtype == torch.bfloat16 else 32,
+        CHANNELS=min(triton.next_power_of_2(channels), 128 if x.dtype == torch.bfloat16 or taps <= 64 else 32),
+        TAPS=taps,
+        num_warps=4,
+        num_stages=2,
+    )
+    return out
+
+
+def thin_output_gradients(
+    dout: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, transposed: bool, masks: bool = False, tf32: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Gradients of x (in its dtype), weight and bias (in float32), from that of the output.
+
+    With `masks`, x is known to be the output of a ReLU: its gradient is that before the ReLU, and the last value has its sums per
+    channel, the gradient of a bias in front of the ReLU.
+    """
+    channels, thin = weight.shape[:2] if transposed else (weight.shape[1], weight.shape[0])
+    side = weight.shape[2]
+    dout, x = as_rows(dout), as_rows(x)
+    n, _, height, width = x.shape
+    rows = n * height * width
+    dx = torch.empty_like(x)
+    weight_grad = torch.empty(weight.shape, dtype=torch.float32, device=x.device)
+    bias_grad = torch.empty(thin, dtype=torch.float32, device=x.device)
+    sums = torch.empty(channels, dtype=torch.float32, device=x.device) if masks else None
+    taps = _padded(thin * side * side)
+    # 32 × 128 in 8 warps are 16 registers for each of dx and its sums, of 110 in all: two programs to a multiprocessor, with two
+    # tiles of 8 KB of x under way each; as much is being written.
+    tile = 32 if x.dtype == torch.bfloat16 else 16
+    block = _gradient_channels(channels, taps)
+    num_blocks = triton.cdiv(channels, block)
+    each, parts = divide_rows(rows, tile, max(2 * WORKSPACE.processors(x.device) // num_blocks, 1))
+    size = channels * taps + taps + channels
+    partial = WORKSPACE.partials(x.device, parts * size)
+    thin_output_gradient_kernel[(parts, num_blocks)](
+        dout,
+        x,
+        weight.contiguous(),
+        dx,
+        partial,
+        rows,
+        each,
+        HEIGHT=height,
+        WIDTH=width,
+        THIN=thin,
+        SIDE=side,
+        NUM_CHANNELS=channels,
+        TRANSPOSED=transposed,
+        MASKS=masks,
+        PRECISION="tf32" if tf32 else "ieee",
+        ROWS=tile,
+        CHANNELS=block,
+        TAPS=taps,
+        num_warps=8,
+        num_stages=3,
+    )
+    area = side * side
+    strides = (area, thin * area) if transposed else (channels * area, area)
+    _finish(partial, parts, size, weight_grad, bias_grad, sums, (thin, side, channels, taps), strides)
+    return dx, weight_grad, bias_grad, sums
+
+
+def _finish(
+    partial: torch.Tensor,
+    parts: int,
+    size: int,
+    weight_grad: torch.Tensor,
+    thin_sums: torch.Tensor | None,
+    wide_sums: torch.Tensor | None,
+    shape: tuple[int, int, int, int],
+    strides: tuple[int, int],
+) -> None:
+    thin, side, channels, taps = shape
+    # 128 parts × 32 numbers (a line of the cache) are 32 loads in flight for each thread: 264 parts take three rounds
+    block = min(max(triton.next_power_of_2(triton.cdiv(size, 8 * WORKSPACE.processors(partial.device))), 32), 1024)
+    finish_kernel[(triton.cdiv(size, block),)](
+        partial,
+        weight_grad,
+        partial if thin_sums is None else thin_sums,
+        partial if wide_sums is None else wide_sums,
+        parts,
+        size,
+        THIN=thin,
+        SIDE=side,
+        NUM_CHANNELS=channels,
+        THIN_STRIDE=strides[0],
+        CHANNEL_STRIDE=strides[1],
+        INPUT=thin_sums is None,
+        SUMS=wide_sums is not None,
+        TAPS=taps,
+        PARTS=4096 // block,
+        BLOCK=block,
+        num_warps=4,
+    )
+
+
+def _padded(taps: int) -> int:
+    """A power of two, as Triton wants it, and 16 or more, as the tensor cores do; with one tap to spare at least."""
+    return max(16, int(triton.next_power_of_2(taps + 1)))
+
+
+def _gradient_channels(channels: int, taps: int) -> int:
+    """Channels of a program: channels × taps of float32 sums take no more than 32 registers of 256 threads."""
+    return min(int(triton.next_power_of_2(channels)), 128, 8192 // taps)
+
+
+def _lines(n: int, height: int, width: int, taps: int, processors: int) -> int:
+    """Lines of a band: 64 KB of scratch at most (a whole small image), fewer where there are too few images for all processors."""
+    lines = min(max(16_384 // (taps * width), 1), height)
+    while n * -(-height // lines) < 4 * processors and lines > 7:
+        lines = -(-lines // 2)
+    return lines
+
+
+def _check(maps: torch.Tensor, expected: int, channels: int, side: int) -> None:
+    if maps.shape[1] != expected:
+        raise ValueError(f"the map has {maps.shape[1]} channels, the weight is for {expected}")
+    if maps.numel() // maps.shape[1] * MAX_THIN >= 2**31:
+        raise ValueError(f"{maps.numel() // maps.shape[1]} pixels in a batch: the kernels count up to 2³¹ of {MAX_THIN} channels")
+    if channels % 16 or side not in WINDOWS:
+        raise ValueError(f"{channels} wide channels, window {side}: they have to be a multiple of 16, and one of {WINDOWS}")
+
+
+class _ThinInput(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, relu: bool, tf32: bool
+    ) -> torch.Tensor:
+        assert not ctx.needs_input_grad[0], "the images are the network's input: their gradient is not computed"
+        out = thin_input_forward(images, weight, bias, relu=relu, tf32=tf32)
+        ctx.save_for_backward(images, out if relu else None)
+        ctx.side, ctx.tf32 = weight.shape[2], tf32
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        images, z = ctx.saved_tensors
+        weight_grad, bias_grad = thin_input_gradients(grads[0], z, images, ctx.side, tf32=ctx.tf32)
+        return None, weight_grad, bias_grad if ctx.needs_input_grad[2] else None, None, None
+
+
+class _ThinOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        transposed: bool,
+        dtype: torch.dtype,
+        masks: bool,
+        tf32: bool,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.transposed, ctx.masks, ctx.tf32 = transposed, masks, tf32
+        return thin_output_forward(x, weight, bias, transposed=transposed, dtype=dtype, tf32=tf32)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        dx, weight_grad, bias_grad, _ = thin_output_gradients(
+            grads[0], x, weight, transposed=ctx.transposed, masks=ctx.masks, tf32=ctx.tf32
+        )
+        return dx, weight_grad, bias_grad if ctx.needs_input_grad[2] else None, None, None, None, None
+
+
+def thin_input_convolution(
+    images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, relu: bool, *, tf32: bool = False
+) -> torch.Tensor:
+    """relu(conv(images) + bias) with weight (channels, 1…4, side, side). There is no gradient for the images."""
+    if weight.shape[1] > MAX_THIN:
+        raise ValueError(f"{weight.shape[1]} channels of images: this is for up to {MAX_THIN}")
+    return cast("torch.Tensor", _ThinInput.apply(images, weight, bias, relu, tf32))
+
+
+def thin_output_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    transposed: bool,
+    *,
+    dtype: torch.dtype = torch.float32,
+    masks: bool = False,
+    tf32: bool = False,
+) -> torch.Tensor:
+    """Convolution to 1…4 channels, weight (thin, channels, side, side), or its transpose, weight (channels, thin, side, side).
+
+    With `masks`, x is a ReLU's output and its gradient is that of the ReLU's input: the ReLU must not be differentiated again.
+    """
+    thin = weight.shape[1 if transposed else 0]
+    if thin > MAX_THIN:
+        raise ValueError(f"{thin} channels of output: this is for up to {MAX_THIN}")
+    return cast("torch.Tensor", _ThinOutput.apply(x, weight, bias, transposed, dtype, masks, tf32))

@@ -1,0 +1,241 @@
+"""Convolutions and dense layers whose weight gradients are computed beside the rest of the backward pass.
+
+    lane = Lane(device)
+    y = convolve(x, weight, bias, geometry, relu=True, lane=lane)
+    loss.backward(); lane.join(); lane.gradient(weight)
+
+A weight's gradient is needed by the update alone, the input's gradient by everything that follows. So the first goes to a stream of
+its own, where it fills what the other leaves of the GPU, and is given to the lane. Bias and ReLU are part of the same kernel forwards,
+and of one pass backwards.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from deepex.engine.kernels.activation import bias_gradient, bias_relu_backward
+from deepex.engine.kernels.transpose import Turn
+
+_DEPTH: Final = 4  # gradients that may be behind: their inputs stay in memory so long
+
+
+class Lane:
+    """A second stream. What `run` is given runs there, after what the current stream was given before, and in the order of calls.
+
+    Who owns the tensors that the work reads: this object, until the current stream has been made to wait for the work; only then
+    may the allocator give their memory to others on that stream.
+    """
+
+    def __init__(self, device: torch.device, *, beside: bool = True) -> None:
+        self._stream = torch.cuda.Stream(device) if beside and device.type == "cuda" else None
+        self._pending: deque[tuple[Any, tuple[Any, ...]]] = deque()
+        self._gradients: dict[int, torch.Tensor] = {}
+
+    def give(self, leaf: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add to the gradient of a leaf; its precision may be another than the leaf's."""
+        before = self._gradients.get(id(leaf))
+        self._gradients[id(leaf)] = gradient if before is None else before + gradient
+
+    def gradient(self, leaf: torch.Tensor) -> torch.Tensor | None:
+        """What a leaf was given; else what autograd gave it."""
+        return self._gradients.get(id(leaf), leaf.grad)
+
+    def clear(self) -> None:
+        """Before a step."""
+        self._gradients.clear()
+
+    def run(self, work: Any, *reads: Any) -> None:
+        """Run `work`, which reads the tensors `reads`."""
+        if self._stream is None:
+            work()
+            return
+        main = torch.cuda.current_stream()
+        self._stream.wait_stream(main)
+        with torch.cuda.stream(self._stream):
+            work()
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._pending.append((event, reads))
+        if len(self._pending) > _DEPTH:
+            main.wait_event(self._pending.popleft()[0])
+
+    def join(self) -> None:
+        """Make the current stream wait for all of it."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+            self._pending.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """Of a convolution."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+class Reorder:
+    """A weight in another arrangement, with zeros where it has nothing: a gather forwards, and one backwards.
+
+    `arrange` maps a tensor of the weight's shape to the new shape, with −1 for what is not there.
+    """
+
+    def __init__(self, weight: torch.Tensor, arrange: Any) -> None:
+        places = torch.arange(weight.numel(), device=weight.device).as_strided(weight.shape, weight.stride())
+        arranged = arrange(places).contiguous(memory_format=torch.channels_last)
+        self._shape, self._stride = arranged.shape, arranged.stride()
+        flat = _flat(arranged)
+        self._from, there = flat.clamp_min(0), flat >= 0
+        self._mask = None if bool(there.all()) else there.to(weight.dtype)
+        self._back = torch.empty(weight.numel(), dtype=torch.int64, device=weight.device)
+        self._back[flat[there]] = torch.arange(flat.numel(), device=weight.device)[there]
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight, arranged."""
+        flat = _flat(weight).index_select(0, self._from)
+        return (flat if self._mask is None else flat.mul_(self._mask)).as_strided(self._shape, self._stride)
+
+    def back(self, gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The gradient of the weight, from that of the arranged one."""
+        dense = gradient.contiguous(memory_format=torch.channels_last)
+        return _flat(dense).index_select(0, self._back).as_strided(weight.shape, weight.stride())
+
+
+def folded(weight: torch.Tensor, wide: int) -> Reorder:
+    """For a convolution of stride 2 over maps that are folded 2×2 into `wide` channels: half the kernel's size, stride 1."""
+
+    def arrange(places: torch.Tensor) -> torch.Tensor:
+        outputs, inputs, *sides = places.shape
+        padded = functional.pad(places, (0, sides[1] % 2, 0, sides[0] % 2), value=-1)
+        height, width = ((side + 1) // 2 for side in sides)
+        squares = padded.reshape(outputs, inputs, height, 2, width, 2).permute(0, 3, 5, 1, 2, 4)
+        return functional.pad(squares.reshape(outputs, 4 * inputs, height, width), (0, 0, 0, 0, 0, wide - 4 * inputs), value=-1)
+
+    return Reorder(weight, arrange)
+
+
+def flipped(weight: torch.Tensor) -> Reorder:
+    """A transposed convolution's weight as that of the convolution which does the same."""
+    return Reorder(weight, lambda places: places.flip(2, 3).transpose(0, 1))
+
+
+def convolve(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    geometry: Geometry,
+    *,
+    relu: bool,
+    lane: Lane,
+    reorder: Reorder | None = None,
+) -> torch.Tensor:
+    """A convolution, with bias and ReLU where there are any; the lane is given the gradients of weight and bias."""
+    y: torch.Tensor = _Convolve.apply(x, weight, bias, geometry, relu, lane, reorder)
+    return y
+
+
+def dense(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    relu: bool,
+    lane: Lane,
+    reorder: Turn | None = None,
+    bias_reorder: Turn | None = None,
+) -> torch.Tensor:
+    """A dense layer, with bias and ReLU where there are any; the lane is given the gradients of weight and bias."""
+    y: torch.Tensor = _Dense.apply(x, weight, bias, relu, lane, reorder, bias_reorder)
+    return y
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
+        geometry, relu, _, reorder = how
+        arranged = weight if reorder is None else reorder(weight)
+        if relu and bias is not None and x.is_cuda:
+            y = torch.cudnn_convolution_relu(
+                x, arranged, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups
+            )
+        else:
+            y = functional.conv2d(x, arranged, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+            y = y.relu_() if relu else y
+        ctx.save_for_backward(x, arranged, y if relu else None)
+        ctx.weight, ctx.bias, ctx.how = weight, bias, how
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+        x, arranged, z = ctx.saved_tensors
+        geometry, _, lane, reorder = ctx.how
+        g = _behind(g.contiguous(memory_format=torch.channels_last), z, ctx.bias, lane)
+        shape = (None, geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups)
+        back, weight = torch.ops.aten.convolution_backward, ctx.weight
+
+        def weight_gradient() -> None:
+            gradient = back(g, x, arranged, *shape, (False, True, False))[1]
+            lane.give(weight, gradient if reorder is None else reorder.back(gradient, weight))
+
+        if weight.requires_grad:
+            lane.run(weight_gradient, g, x)
+        dx = back(g, x, arranged, *shape, (True, False, False))[0] if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None, None, None
+
+
+class _Dense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
+        relu, _, reorder, bias_reorder = how
+        arranged = weight if reorder is None else reorder(weight)
+        shift = bias if bias is None or bias_reorder is None else bias_reorder(bias)
+        if relu and shift is not None and x.is_cuda:
+            y = torch._addmm_activation(shift, x, arranged.t())
+        else:
+            y = functional.linear(x, arranged, shift)
+            y = y.relu_() if relu else y
+        ctx.save_for_backward(x, arranged, y if relu else None)
+        ctx.weight, ctx.bias, ctx.how = weight, bias, how
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+        x, arranged, z = ctx.saved_tensors
+        _, lane, reorder, bias_reorder = ctx.how
+        weight = ctx.weight
+        g = _behind(g.contiguous(), z, ctx.bias, lane, bias_reorder)
+
+        def weight_gradient() -> None:
+            gradient = g.t() @ x
+            lane.give(weight, gradient if reorder is None else reorder.back(gradient, weight))
+
+        if weight.requires_grad:
+            lane.run(weight_gradient, g, x)
+        return g @ arranged if ctx.needs_input_grad[0] else None, *[None] * 6
+
+
+def _behind(
+    g: torch.Tensor, z: torch.Tensor | None, bias: torch.Tensor | None, lane: Lane, reorder: Turn | None = None
+) -> torch.Tensor:
+    """The gradient behind the ReLU, if there is one; that of the bias goes to the lane."""
+    wanted = bias is not None and bias.requires_grad
+    if z is not None:
+        g, bias_grad = bias_relu_backward(g, z)
+    elif wanted:
+        bias_grad = bias_gradient(g)
+    if wanted:
+        lane.give(bias, bias_grad if reorder is None else reorder.back(bias_grad, bias))
+    return g
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor."""
+    return tensor.as_strided((tensor.numel(),), (1,))

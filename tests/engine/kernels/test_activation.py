@@ -1,0 +1,75 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepex.engine.kernels.activation import bias_gradient, bias_relu_backward
+from deepex.engine.kernels.workspace import Workspace, divide_rows
+from tests.engine.kernels.conftest import DEVICE, distance, tolerance
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+SHAPES = st.one_of(
+    st.tuples(st.integers(1, 200), st.integers(1, 150)),
+    st.tuples(st.integers(1, 4), st.sampled_from([16, 48, 128]), st.integers(1, 9), st.integers(1, 9)),
+)
+
+
+def _maps(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+    return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
+
+
+def _sums(g: torch.Tensor) -> torch.Tensor:
+    return g.double().sum([d for d in range(g.dim()) if d != 1])
+
+
+@settings(max_examples=25)
+@given(shape=SHAPES, dtype=DTYPES, seed=st.integers(0, 2**31), in_place=st.booleans())
+def test_gradients_behind_a_relu(shape: tuple[int, ...], dtype: torch.dtype, seed: int, in_place: bool) -> None:
+    g, z = _maps(shape, dtype, seed), _maps(shape, dtype, seed + 1).relu()
+    expected = g.double() * (z > 0)
+    dy, bias_grad = bias_relu_backward(g, z, in_place=in_place)
+    assert dy.dtype == dtype
+    assert torch.equal(dy.double(), expected)
+    assert (dy.data_ptr() == g.data_ptr()) == in_place
+    assert distance(bias_grad, _sums(expected), least=1.0) < 1e-5
+
+
+@settings(max_examples=15)
+@given(shape=SHAPES, dtype=DTYPES, seed=st.integers(0, 2**31))
+def test_gradient_of_a_bias_alone(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
+    g = _maps(shape, dtype, seed)
+    before = g.clone()
+    assert distance(bias_gradient(g), _sums(g), least=1.0) < tolerance(torch.float32)
+    assert torch.equal(g, before)
+
+
+def test_maps_in_another_order_are_reordered_but_never_in_place() -> None:
+    g, z = torch.randn(2, 16, 3, 5, device=DEVICE), torch.randn(2, 16, 3, 5, device=DEVICE)
+    dy, bias_grad = bias_relu_backward(g, z)
+    assert torch.equal(dy, g * (z > 0))
+    assert distance(bias_grad, _sums(dy), least=1.0) < 1e-5
+    with pytest.raises(ValueError, match="in place"):
+        bias_relu_backward(g, z, in_place=True)
+
+
+def test_the_same_bits_in_every_run() -> None:
+    g, z = _maps((3, 48, 17, 13), torch.float32, 1), _maps((3, 48, 17, 13), torch.float32, 2)
+    first = bias_relu_backward(g, z)[1]
+    assert all(torch.equal(bias_relu_backward(g, z)[1], first) for _ in range(3))
+
+
+def test_counters_are_kept_and_zero() -> None:
+    workspace = Workspace()
+    counters = workspace.arrivals(torch.device(DEVICE), 3)
+    assert counters.tolist() == [0, 0, 0]
+    assert workspace.arrivals(torch.device(DEVICE), 3) is counters
+    assert workspace.arrivals(torch.device(DEVICE), 4) is not counters
+
+
+@given(rows=st.integers(1, 10_000), block=st.sampled_from([16, 64]), parts=st.integers(1, 600))
+def test_every_program_has_rows_and_every_row_a_program(rows: int, block: int, parts: int) -> None:
+    each, used = divide_rows(rows, block, parts)
+    assert each % block == 0
+    assert used <= parts
+    assert (used - 1) * each < rows <= used * each

@@ -1,0 +1,170 @@
+"""Whole networks with their fusions, against the same networks as they are: outputs, gradients, buffers."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from deepex import nets
+from deepex.engine.fusion import Fused, fuse
+from deepex.engine.fusion.parts import Means
+from deepex.engine.product import Lane
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _fused(network: nn.Module, *, folds: bool = False) -> tuple[Fused, Lane]:
+    lane = Lane(DEVICE)
+    key = torch.ones(1, dtype=torch.int64, device=DEVICE)
+    return fuse(network, Means(weights=lambda parameter: parameter, lane=lane, key=key, folds=folds)), lane
+
+
+def _compare(network: nn.Module, images: torch.Tensor, bound: float = 2e-4) -> Fused:
+    """Run both in float32 and the plain one in float64, too: a network that magnifies rounding is allowed to."""
+    network = network.to(DEVICE, memory_format=torch.channels_last).train()
+    images = images.to(DEVICE).contiguous(memory_format=torch.channels_last)
+    exact = copy.deepcopy(network).double()
+    fused, lane = _fused(network)
+    torch.manual_seed(0)
+    found = _first(fused(images))
+    torch.manual_seed(0)
+    expected = _first(exact(images.double()))
+    direction = torch.randn_like(expected)
+    found.backward(direction.float())
+    lane.join()
+    expected.backward(direction)
+    assert _off(found, expected) < bound
+    for (name, parameter), reference in zip(network.named_parameters(), exact.parameters(), strict=True):
+        gradient = lane.gradient(parameter)
+        assert gradient is not None, name
+        assert _off(gradient, reference.grad) < 50 * bound, name
+    for (name, buffer), reference in zip(network.named_buffers(), exact.buffers(), strict=True):
+        if buffer.is_floating_point():
+            assert _off(buffer, reference) < bound, name
+    return fused
+
+
+def _first(output: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.detach().double() - expected.detach()).norm() / expected.detach().norm().clamp_min(1e-12))
+
+
+def test_a_residual_network() -> None:
+    fused = _compare(nets.build("resnet18", channels=3, size=(32, 32), classes=10), torch.randn(4, 3, 32, 32))
+    assert fused.found["batch norm + add + ReLU"] == 8
+    assert fused.found["batch norm + ReLU"] == 8
+    assert fused.found["batch norm + ReLU + max pooling"] == 1
+
+
+def test_an_autoencoder() -> None:
+    network = nets.build("cvae", channels=1, size=(6, 6), classes=1, filters=16, features=4)
+    network.log_variance = _Small(network.log_variance)
+    fused = _compare(network, torch.rand(8, 1, 6, 6))
+    assert fused.found["thin Conv2d + ReLU"] == 1
+    assert fused.found["thin ConvTranspose2d"] == 1
+    assert fused.found["ConvTranspose2d + ReLU"] == 2
+    assert fused.found["flattening + dense + ReLU"] == 1
+    assert fused.found["dense + unflattening + ReLU"] == 1
+
+
+class _Small(nn.Module):
+    """Makes what is drawn from it disappear, for a network whose two copies draw different numbers."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * 1e-3 - 60.0
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "options", "expected"),
+    [
+        ("lenet", (12, 12), {}, {"Conv2d + ReLU + max pooling": 2}),
+        ("lenet-caffe", (16, 16), {}, {"Conv2d + max pooling": 2}),
+        ("vgg11", (32, 32), {"dropout": 0.0}, {"Conv2d + ReLU + max pooling": 4, "thin Conv2d + ReLU": 1}),
+        ("googlenet", (33, 33), {"dropout": 0.0}, {"local response": 2}),
+    ],
+)
+def test_other_networks(name: str, size: tuple[int, int], options: dict, expected: dict) -> None:
+    network = nets.build(name, channels=1, size=size, classes=3, **options)
+    for module in network.modules():  # narrower: what is tested is which layers meet, not how wide they are
+        if isinstance(module, nn.Linear) and module.out_features == 4096:
+            pytest.skip("wide") if module.in_features > 600 else None
+    fused = _compare(network, torch.rand(2, 1, *size))
+    assert {key: fused.found[key] for key in expected} == expected
+
+
+def test_images_may_come_folded() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.ReLU()).to(DEVICE, memory_format=torch.channels_last)
+    fused, lane = _fused(network, folds=True)
+    assert fused.fold == 3
+    images = torch.randn(2, 3, 11, 8, device=DEVICE)
+    rows, columns = (11 + 7) // 2, (8 + 7) // 2
+    bordered = functional.pad(images, (3, 2 * columns - 8 - 3, 3, 2 * rows - 11 - 3))
+    squares = bordered.view(2, 3, rows, 2, columns, 2).permute(0, 3, 5, 1, 2, 4).reshape(2, 12, rows, columns)
+    folded = functional.pad(squares, (0, 0, 0, 0, 0, 4)).contiguous(memory_format=torch.channels_last)
+    found, expected = fused(folded), network(images)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    direction = torch.randn_like(expected)
+    found.backward(direction)
+    lane.join()
+    gradient = lane.gradient(network[0].weight)
+    expected.backward(direction)
+    torch.testing.assert_close(gradient, network[0].weight.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("spoil", ["hook", "frozen", "eval", "shared"])
+def test_what_is_not_plain_stays_right(spoil: str) -> None:
+    heard = []
+    shared = nn.Conv2d(8, 8, 3, padding=1)
+    network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), shared, nn.ReLU(), shared, nn.BatchNorm2d(8))
+    if spoil == "hook":
+        network[1].register_forward_hook(lambda *_: heard.append(1))
+    network = network.to(DEVICE, memory_format=torch.channels_last).train()
+    if spoil == "eval":
+        network[1].eval()
+    if spoil == "frozen":
+        network[0].weight.requires_grad_(False)
+    exact = copy.deepcopy(network)
+    fused, lane = _fused(network)
+    images = torch.randn(4, 1, 9, 9, device=DEVICE)
+    found, expected = fused(images), exact(images)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    direction = torch.randn_like(expected)
+    found.backward(direction)
+    lane.join()
+    expected.backward(direction)
+    assert len(heard) == (2 if spoil == "hook" else 0)
+    for parameter, reference in zip(network.parameters(), exact.parameters(), strict=True):
+        if reference.grad is None:
+            assert lane.gradient(parameter) is None
+        else:
+            torch.testing.assert_close(lane.gradient(parameter), reference.grad, rtol=1e-2, atol=2e-3)
+
+
+class _Branches(nn.Module):
+    """Python that cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if float(x.sum()) > 0 else self.layer(-x)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: nn.Sequential(m, nn.BatchNorm2d(8), nn.ReLU())])
+def test_what_cannot_be_traced_runs_as_it_is(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    network = wrap(_Branches()).to(DEVICE).train()
+    exact = copy.deepcopy(network)
+    images = torch.rand(2, 1, 8, 8, device=DEVICE)
+    torch.testing.assert_close(_fused(network)[0](images), exact(images), rtol=1e-4, atol=1e-4)
