@@ -13,6 +13,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,12 +91,26 @@ def made(kind: str, data: str, images: int) -> dict[str, Any]:
     return {"command": command, "seconds": seconds, "images_per_second": rate, "images_per_second_and_core": rate / int(words[-1])}
 
 
-def write_record(name: str, result: dict[str, Any], *, keep: bool) -> None:
-    """Write the result with machine, versions and commit; `keep` puts it among the published records."""
+def random_data(shape: tuple[int, int, int], classes: int, count: int) -> tuple[Any, Any, str]:
+    """Random samples (count, H, W, C) and their labels, and the same as a packed dataset: for what measures speed alone."""
+    import numpy as np
+
+    from deepex.data.pack import pack
+
+    folder = Path(tempfile.mkdtemp())
+    images = np.random.default_rng(0).integers(0, 256, (count, *shape[1:], shape[0]), dtype=np.uint8)
+    labels = np.arange(count) % classes
+    np.savez(folder / "some.npz", images=images, labels=labels)
+    pack(folder / "some.npz", folder / "packed", classes=[str(k) for k in range(classes)], validation=0.0, layout="NHWC")
+    return images, labels, str(folder / "packed")
+
+
+def write_record(name: str, result: dict[str, Any], *, keep: bool, folder: str = "") -> None:
+    """Write the result with machine, versions and commit; `keep` puts it among the published records, in `folder` there."""
     from deepex.machine import describe
 
-    folder = RECORDS if keep else Path("runs") / "benchmarks"
-    folder.mkdir(parents=True, exist_ok=True)
+    where = (RECORDS if keep else Path("runs") / "benchmarks") / folder
+    where.mkdir(parents=True, exist_ok=True)
     record = {
         "benchmark": name,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -103,7 +118,7 @@ def write_record(name: str, result: dict[str, Any], *, keep: bool) -> None:
         **result,
     }
     record["machine"].pop("file_system", None)
-    path = folder / f"{name}.json"
+    path = where / f"{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"record: {path}")
 

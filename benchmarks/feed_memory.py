@@ -31,7 +31,6 @@ from deepex.engine.learner import Learner
 from deepex.recipes.job import make_job
 from deepex.record.clock import NoClock
 from feeds import PLACEMENTS
-from gpu_step import make_data
 
 SHAPE, CLASSES = (3, 64, 64), 10
 SIZES = (640 << 20, 1280 << 20)
@@ -91,7 +90,7 @@ def run_case(data: str, placement: str, ranks: int) -> int:
 
 def main() -> None:
     options = bench.arguments("memory of the samples", repeats=2)
-    data = [make_data(SHAPE, CLASSES, size // (SHAPE[0] * SHAPE[1] * SHAPE[2])) for size in SIZES]
+    data = [bench.random_data(SHAPE, CLASSES, size // (SHAPE[0] * SHAPE[1] * SHAPE[2]))[2] for size in SIZES]
     rows, result = [], {}
     try:
         for ranks in (1, 2):

@@ -33,7 +33,6 @@ from deepex.engine.learner import Learner
 from deepex.engine.optim import OptimConfig
 from deepex.recipes.job import SAMPLES, make_job
 from deepex.record.clock import NoClock
-from gpu_step import make_data
 
 PLACEMENTS = ("device", "host", "stream")
 FORMS = ("samples", "batches")
@@ -175,7 +174,7 @@ def on_gpu(repeats: int) -> dict[str, Any]:
     """ResNet-50 on 4,096 random images, which are more than stream's two windows hold."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False
-    data = make_data((3, 224, 224), 1000, 4096)
+    data = bench.random_data((3, 224, 224), 1000, 4096)[2]
     config = RunConfig(
         net="resnet50", data=data, batch=128, precision="bf16", verify=False, validate="none", layout="channels_last",
         optim=OptimConfig(rate=1e-4),

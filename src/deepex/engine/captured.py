@@ -62,7 +62,13 @@ class CapturedRunner(Runner):
         self._leaves = self._make_leaves()
         self._lane = Lane(self._device)
         self._key = torch.zeros(1, dtype=torch.int64, device=self._device)
-        means = Means(weights=self._weight_of, lane=self._lane, key=self._key, folds=not parts.objective.needs_images, tf32=parts.config.precision == "tf32")
+        means = Means(
+            weights=self._weight_of,
+            lane=self._lane,
+            key=self._key,
+            folds=not parts.objective.needs_images,
+            tf32=parts.config.precision == "tf32",
+        )
         self._fused = fuse(parts.network, means) if parts.config.fuse else Fused(parts.network, Counter(), [])
         self._source = _Source(parts, self._device, fold=self._fused.fold, key=self._key)
         self._cursor = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -286,7 +292,7 @@ def _dense(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
 class _Source:
     """Where a step's samples come from: all of them on the device, or one batch that a feed has brought there."""
 
-    def __init__(self, parts: Parts, device: torch.device, *, fold: int, key: torch.Tensor) -> None:
+    def __init__(self, parts: Parts, device: torch.device, *, fold: tuple[int, int, int], key: torch.Tensor) -> None:
         self._feed, self._samples, shards = parts.feed, parts.samples, parts.samples.shards
         self.resident = isinstance(parts.feed, DeviceFeed)
         if isinstance(parts.feed, DeviceFeed):
@@ -298,7 +304,7 @@ class _Source:
         prepare = parts.prepare
         self._taker = Taker(
             images=images, labels=labels, order=order, factor=prepare.factor.flatten(), offset=prepare.offset.flatten(),
-            size=prepare.augment.size, pad=prepare.augment.config.pad, flip=prepare.augment.config.flip, fold=fold, key=key,
+            size=prepare.augment.size, pad=prepare.augment.config.pad, flip=prepare.augment.config.flip, fold=fold[0], border=fold[1], kernel=fold[2], key=key,
         )  # fmt: skip
         exact = parts.config.precision != "bf16" or parts.objective.needs_images
         self._dtype = torch.float32 if exact else torch.bfloat16

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from deepex.engine.kernels.activation import bias_gradient, bias_relu_backward
-from deepex.engine.kernels.transpose import Turn
+from deepex.engine.kernels.transpose import Turn, gather
 
 _DEPTH: Final = 4  # gradients that may be behind: their inputs stay in memory so long
 
@@ -91,31 +91,31 @@ class Reorder:
         arranged = arrange(places).contiguous(memory_format=torch.channels_last)
         self._shape, self._stride = arranged.shape, arranged.stride()
         flat = _flat(arranged)
-        self._from, there = flat.clamp_min(0), flat >= 0
-        self._mask = None if bool(there.all()) else there.to(weight.dtype)
-        self._back = torch.empty(weight.numel(), dtype=torch.int64, device=weight.device)
-        self._back[flat[there]] = torch.arange(flat.numel(), device=weight.device)[there]
+        there = flat >= 0
+        back = torch.empty_like(places)
+        _flat(back)[flat[there]] = torch.arange(flat.numel(), device=weight.device)[there]
+        self._from, self._back = flat.to(torch.int32), _flat(back).to(torch.int32)
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         """The weight, arranged."""
-        flat = _flat(weight).index_select(0, self._from)
-        return (flat if self._mask is None else flat.mul_(self._mask)).as_strided(self._shape, self._stride)
+        return gather(_flat(weight), self._from).as_strided(self._shape, self._stride)
 
     def back(self, gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The gradient of the weight, from that of the arranged one."""
         dense = gradient.contiguous(memory_format=torch.channels_last)
-        return _flat(dense).index_select(0, self._back).as_strided(weight.shape, weight.stride())
+        return gather(_flat(dense), self._back).as_strided(weight.shape, weight.stride())
 
 
-def folded(weight: torch.Tensor, wide: int) -> Reorder:
-    """For a convolution of stride 2 over maps that are folded 2×2 into `wide` channels: half the kernel's size, stride 1."""
+def folded(weight: torch.Tensor, stride: int, wide: int) -> Reorder:
+    """For a convolution over maps of which squares of its stride are folded into `wide` channels: a smaller kernel, stride 1."""
 
     def arrange(places: torch.Tensor) -> torch.Tensor:
         outputs, inputs, *sides = places.shape
-        padded = functional.pad(places, (0, sides[1] % 2, 0, sides[0] % 2), value=-1)
-        height, width = ((side + 1) // 2 for side in sides)
-        squares = padded.reshape(outputs, inputs, height, 2, width, 2).permute(0, 3, 5, 1, 2, 4)
-        return functional.pad(squares.reshape(outputs, 4 * inputs, height, width), (0, 0, 0, 0, 0, wide - 4 * inputs), value=-1)
+        height, width = (-(-side // stride) for side in sides)
+        padded = functional.pad(places, (0, width * stride - sides[1], 0, height * stride - sides[0]), value=-1)
+        squares = padded.reshape(outputs, inputs, height, stride, width, stride).permute(0, 3, 5, 1, 2, 4)
+        channels = stride * stride * inputs
+        return functional.pad(squares.reshape(outputs, channels, height, width), (0, 0, 0, 0, 0, wide - channels), value=-1)
 
     return Reorder(weight, arrange)
 
@@ -176,7 +176,7 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
         x, arranged, z = ctx.saved_tensors
         geometry, _, lane, reorder = ctx.how
-        g = _behind(g.contiguous(memory_format=torch.channels_last), z, ctx.bias, lane)
+        g = _behind(g, z, ctx.bias, lane).contiguous(memory_format=torch.channels_last)
         shape = (None, geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups)
         back, weight = torch.ops.aten.convolution_backward, ctx.weight
 
@@ -211,7 +211,7 @@ class _Dense(torch.autograd.Function):
         x, arranged, z = ctx.saved_tensors
         _, lane, reorder, bias_reorder = ctx.how
         weight = ctx.weight
-        g = _behind(g.contiguous(), z, ctx.bias, lane, bias_reorder)
+        g = _behind(g, z, ctx.bias, lane, bias_reorder).contiguous()
 
         def weight_gradient() -> None:
             gradient = g.t() @ x

@@ -28,10 +28,16 @@ _ADD = (operator.add, operator.iadd, torch.add, "add", "add_")
 class Fused:
     """A network's forward pass in training, in fewer kernels.
 
-    `found` counts what was put together. `fold`: the border of the folded images that it takes, 0 if it takes them plain.
+    `found` counts what was put together. `fold`: side of the squares, border and kernel of the folded images that it takes; zeros for plain ones.
     """
 
-    def __init__(self, run: Callable[[torch.Tensor], Any], found: Counter[str], norms: list[nn.BatchNorm2d], fold: int = 0) -> None:
+    def __init__(
+        self,
+        run: Callable[[torch.Tensor], Any],
+        found: Counter[str],
+        norms: list[nn.BatchNorm2d],
+        fold: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:
         self._run, self.found, self.fold = run, found, fold
         self.counters = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
 
@@ -57,7 +63,7 @@ class _Work:
         self._modules = dict(network.named_modules())
         self._found: Counter[str] = Counter()
         self._norms: list[nn.BatchNorm2d] = []
-        self._fold = 0
+        self._fold = (0, 0, 0)
 
     def done(self) -> Fused:
         """Apply the rules; longer chains come first."""
@@ -104,7 +110,9 @@ class _Work:
         last, relu = self._activated(node)
         pool = self._next(last, nn.MaxPool2d) if relu else None
         if pool is not None and parts.can_pool(self._modules[str(pool.target)]):
-            self._replace("batch norm + ReLU + max pooling", parts.NormedPool(norm, self._modules[str(pool.target)]), node, last, pool)
+            self._replace(
+                "batch norm + ReLU + max pooling", parts.NormedPool(norm, self._modules[str(pool.target)]), node, last, pool
+            )
         else:
             self._replace("batch norm" + " + ReLU" * relu, parts.Normed(norm, relu=relu), *dict.fromkeys((node, last)))
 
@@ -118,7 +126,7 @@ class _Work:
         pool = self._next(last, nn.MaxPool2d)
         name = type(module).__name__
         if first and parts.can_fold(module) and self._means.folds:
-            self._fold = module.padding[0]
+            self._fold = (module.stride[0], module.padding[0], module.kernel_size[0])
             made: nn.Module = parts.Convolution(module, self._means, relu=relu, folds=True)
             name = "folded " + name
         elif first and parts.can_be_thin_input(module):

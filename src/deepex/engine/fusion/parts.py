@@ -15,6 +15,7 @@ from deepex.engine.kernels.dropout import Dropout
 from deepex.engine.kernels.normalise import normalise, normalise_add
 from deepex.engine.kernels.pool import NormReluPool, ReluPool
 from deepex.engine.kernels.response import LocalResponse
+from deepex.engine.kernels.take import folded_channels
 from deepex.engine.kernels.thin import thin_input_convolution, thin_output_convolution
 from deepex.engine.kernels.transpose import Turn
 from deepex.engine.product import Geometry, Lane, convolve, dense, flipped, folded
@@ -90,18 +91,16 @@ class Pool(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution or a transposed one, with its bias and ReLU. `folds`: over images that are folded 2×2 into channels."""
+    """A convolution or a transposed one, with its bias and ReLU. `folds`: over images of which squares are folded into channels."""
 
     def __init__(self, module: nn.Conv2d | nn.ConvTranspose2d, means: Means, *, relu: bool, folds: bool = False) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
         self._relu, self._lane = relu, means.lane
         self._reorder, self._other = None, None
-        self._geometry = Geometry(
-            stride=module.stride, padding=module.padding, dilation=module.dilation, groups=module.groups
-        )
+        self._geometry = Geometry(stride=module.stride, padding=module.padding, dilation=module.dilation, groups=module.groups)
         if folds:
-            self._reorder = folded(self._weight, _folded_channels(module.in_channels))
+            self._reorder = folded(self._weight, module.stride[0], folded_channels(module.stride[0], module.in_channels))
             self._geometry = Geometry(stride=(1, 1), padding=(0, 0))
         elif isinstance(module, nn.ConvTranspose2d):
             if _is_convolution(module):
@@ -114,9 +113,7 @@ class Convolution(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = _last(x.to(self._weight.dtype))
         if self._other is None:
-            return convolve(
-                x, self._weight, self._bias, self._geometry, relu=self._relu, lane=self._lane, reorder=self._reorder
-            )
+            return convolve(x, self._weight, self._bias, self._geometry, relu=self._relu, lane=self._lane, reorder=self._reorder)
         module = self._other[0]
         y = functional.conv_transpose2d(
             x, self._weight, self._bias, module.stride, module.padding, module.output_padding, module.groups, module.dilation
@@ -206,9 +203,7 @@ class DenseMaps(nn.Module):
             channels, height, width = self._shape
             turn = Turn(rows=channels, columns=height * width, inner=self._weight.shape[1])
             bias_turn = Turn(rows=channels, columns=height * width)
-            y = dense(
-                x, self._weight, self._bias, relu=self._relu, lane=self._lane, reorder=turn, bias_reorder=bias_turn
-            )
+            y = dense(x, self._weight, self._bias, relu=self._relu, lane=self._lane, reorder=turn, bias_reorder=bias_turn)
             return y.view(len(x), height, width, channels).permute(0, 3, 1, 2)
         return _dense(x, self._weight, self._bias, relu=self._relu, lane=self._lane).unflatten(1, self._shape)
 
@@ -245,11 +240,10 @@ def can_pool(pool: Any) -> bool:
 
 
 def can_fold(module: nn.Conv2d | nn.ConvTranspose2d) -> bool:
-    """Whether a convolution of the images is faster over folded ones: few channels, stride 2, centred."""
-    side = module.kernel_size[0]
+    """Whether a convolution of the images is faster over folded ones: few channels, and a stride."""
     plain = type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1)
-    centred = module.padding == (side // 2, side // 2) and module.kernel_size == (side, side) and side % 2 == 1
-    return plain and centred and module.stride == (2, 2) and module.in_channels <= 4
+    square = len(set(module.kernel_size)) == len(set(module.stride)) == len(set(module.padding)) == 1
+    return plain and square and module.stride[0] > 1 and module.kernel_size[0] > module.stride[0] and module.in_channels <= 4
 
 
 def can_be_thin_input(module: nn.Conv2d | nn.ConvTranspose2d) -> bool:
@@ -281,10 +275,6 @@ def _is_convolution(module: nn.ConvTranspose2d) -> bool:
 
 def _no_output_padding(module: Any) -> bool:
     return not any(_pair(getattr(module, "output_padding", 0)))
-
-
-def _folded_channels(channels: int) -> int:
-    return max(8, 1 << (4 * channels - 1).bit_length())
 
 
 def _tensors(module: Any, means: Means) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -1,11 +1,9 @@
-"""The gradients of a bias and of the ReLU behind it, in one pass over what comes back.
+"""Backwards through a bias and its ReLU in one pass over the gradient.
 
-    dy, bias_grad = bias_relu_backward(g, z)   # z = relu(y + bias)
-    bias_grad = bias_gradient(g)
+    dy, bias_grad = bias_relu_backward(g, z)      # dy = g where z > 0, else 0; bias_grad = the sums of dy over all rows, in float32
 
-Maps (n, channels, height, width) in channels-last order are matrices of rows × channels, as matrices themselves are. Each program
-takes some rows of some channels and writes their sums; the one that arrives last adds them up in a fixed order: the same bits in
-every run.
+Maps are matrices of rows × channels (channels-last order); so are the inputs of dense layers. `g` may be some of the channels of
+wider maps, as the gradient of a concatenation is.
 """
 
 import torch
@@ -14,94 +12,89 @@ import triton.language as tl
 
 from deepex.engine.kernels.workspace import WORKSPACE, as_rows, divide_rows
 
+_FINISHED = 8  # channels that one program adds up
+
 
 @triton.jit
 def bias_kernel(
-    g,
-    z,
-    dy,
-    partial,
-    arrivals,
-    bias_grad,
-    num_rows,
-    rows_each,
-    num_parts,
-    NUM_CHANNELS: tl.constexpr,
-    MASKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    g, z, dy, partial, num_rows, num_channels, stride, rows_each,
+    MASKS: tl.constexpr, WRITES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
     part = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    known = channel < NUM_CHANNELS
+    known = channel < num_channels
     begin = part * rows_each
     end = tl.minimum(begin + rows_each, num_rows)
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     for first in range(begin, end, ROWS):
-        row = first + tl.arange(0, ROWS)
+        row = (first + tl.arange(0, ROWS)).to(tl.int64)
         inside = (row < end)[:, None] & known[None, :]
-        at = row.to(tl.int64)[:, None] * NUM_CHANNELS + channel[None, :]
-        value = tl.load(g + at, mask=inside, other=0.0)
+        at = row[:, None] * num_channels + channel[None, :]
+        value = tl.load(g + row[:, None] * stride + channel[None, :], mask=inside, other=0.0)
         if MASKS:
-            value = tl.where(tl.load(z + at, mask=inside, other=0.0).to(tl.float32) > 0.0, value, 0.0)
+            value = tl.where(tl.load(z + at, mask=inside, other=0.0) > 0.0, value, 0.0)
+        if WRITES:
             tl.store(dy + at, value, mask=inside)
         total += value.to(tl.float32)
-    tl.store(partial + part * NUM_CHANNELS + channel, tl.sum(total, 0), mask=known)
-    tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals + tl.program_id(1), 1, sem="acq_rel")
-    if arrived == num_parts - 1:
-        tl.store(arrivals + tl.program_id(1), 0)
-        summed = tl.zeros((PARTS, CHANNELS), tl.float32)
-        for first in range(0, num_parts, PARTS):
-            other = first + tl.arange(0, PARTS)
-            there = (other < num_parts)[:, None] & known[None, :]
-            summed += tl.load(partial + other[:, None] * NUM_CHANNELS + channel[None, :], mask=there, other=0.0)
-        tl.store(bias_grad + channel, tl.sum(summed, 0), mask=known)
+    tl.store(partial + part * num_channels + channel, tl.sum(total, 0), mask=known)
 
 
-def bias_relu_backward(g: torch.Tensor, z: torch.Tensor, *, in_place: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """(g where z > 0 else 0, its sums per channel in float32). `in_place` writes the first into g, which has to be in rows."""
+@triton.jit
+def finish_bias_kernel(partial, out, num_channels, num_parts, CHANNELS: tl.constexpr, PARTS: tl.constexpr):
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < num_channels
+    total = tl.zeros((PARTS, CHANNELS), tl.float32)
+    for first in range(0, num_parts, PARTS):
+        part = first + tl.arange(0, PARTS)
+        there = (part < num_parts)[:, None] & known[None, :]
+        total += tl.load(partial + part[:, None] * num_channels + channel[None, :], mask=there, other=0.0)
+    tl.store(out + channel, tl.sum(total, 0), mask=known)
+
+
+def bias_relu_backward(g: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(g where z > 0 else 0, its sums per channel in float32)."""
     if g.shape != z.shape:
         raise ValueError(f"the gradient has shape {tuple(g.shape)}, the activation {tuple(z.shape)}: they have to be the same")
-    rows = as_rows(g)
-    if in_place and rows.data_ptr() != g.data_ptr():
-        raise ValueError("only a contiguous matrix or maps in channels-last order can be changed in place")
-    dy = rows if in_place else torch.empty_like(rows)
-    return dy, _launch(rows, as_rows(z), dy)
+    z = as_rows(z)
+    dy = torch.empty_like(z, dtype=g.dtype)
+    return dy, _launch(g, z, dy)
 
 
 def bias_gradient(g: torch.Tensor) -> torch.Tensor:
     """The sums of g per channel, in float32."""
-    rows = as_rows(g)
-    return _launch(rows, None, rows)
+    return _launch(g, None, None)
 
 
-def _launch(g: torch.Tensor, z: torch.Tensor | None, dy: torch.Tensor) -> torch.Tensor:
+def row_stride(g: torch.Tensor) -> int | None:
+    """How far apart the rows of maps are, or of a matrix, whose channels lie side by side; None if they do not."""
+    if g.dim() == 2:
+        return g.stride(0) if g.stride(1) == 1 else None
+    _, _, height, width = g.shape
+    apart = g.stride(3)
+    return apart if g.stride() == (height * width * apart, 1, width * apart, apart) else None
+
+
+def _launch(g: torch.Tensor, z: torch.Tensor | None, dy: torch.Tensor | None) -> torch.Tensor:
+    stride = row_stride(g)
+    if stride is None:
+        g = as_rows(g)
+        stride = g.shape[1]
     channels = g.shape[1]
     rows = g.numel() // channels
-    out = torch.empty(channels, dtype=torch.float32, device=g.device)
-    # 64 channels are 128 bytes of bf16: whole lines of the cache; a tile of 4,096 is 16 bytes for each of 256 threads, twice. Four
-    # programs of 8 warps to a multiprocessor keep 2 × 32 KB in flight, and the last program has few sums to add up.
+    # 64 channels are 128 bytes of bf16: whole lines of the cache; a tile of 2,048 is 16 bytes for each of 128 threads, twice, and
+    # eight programs of 4 warps to a multiprocessor keep enough of them in flight.
     block = min(triton.next_power_of_2(channels), 64)
-    tile = 4096 // block
+    tile = 2048 // block
     num_blocks = triton.cdiv(channels, block)
-    each, parts = divide_rows(rows, tile, max(4 * WORKSPACE.processors(g.device) // num_blocks, 1))
+    each, parts = divide_rows(rows, tile, max(8 * WORKSPACE.processors(g.device) // num_blocks, 1))
+    partial = torch.empty((parts, channels), dtype=torch.float32, device=g.device)
+    out = torch.empty(channels, dtype=torch.float32, device=g.device) if parts > 1 else partial.view(-1)
     bias_kernel[(parts, num_blocks)](
-        g,
-        g if z is None else z,
-        dy,
-        WORKSPACE.partials(g.device, parts * channels),
-        WORKSPACE.arrivals(g.device, num_blocks),
-        out,
-        rows,
-        each,
-        parts,
-        NUM_CHANNELS=channels,
-        MASKS=z is not None,
-        ROWS=tile,
-        CHANNELS=block,
-        PARTS=tile,
-        num_warps=8,
+        *(g, g if z is None else z, g if dy is None else dy, partial, rows, channels, stride, each),
+        *(z is not None, dy is not None, tile, block),
+        num_warps=4,
     )
+    if parts > 1:
+        at_once = min(triton.next_power_of_2(parts), 2048 // _FINISHED)
+        finish_bias_kernel[(triton.cdiv(channels, _FINISHED),)](partial, out, channels, parts, _FINISHED, at_once, num_warps=4)
     return out

@@ -7,9 +7,10 @@
     small_kernel, small_gradient_kernel: the same in one launch each, for maps of so few rows that a program can hold them all
 
 A map (n, channels, height, width) in channels-last order is a matrix of `rows` × `channels`. Each program of a pass that reduces
-takes some rows of some channels and writes what it found; the one that arrives last at a block of channels adds that up, in a fixed
-order, so that the bits are the same in every run. Variances are merged from the programs' own means (Chan et al. 1983), and each
-program's mean is taken from its first row, so that nothing cancels.
+takes some rows of some channels and writes what it found; a small kernel behind it adds that up, in a fixed order, so that the bits
+are the same in every run. (The program that arrives last could do that, but would hold the registers for it all the time: measured
+at half the speed.) Variances are merged from the programs' own means (Chan et al. 1983), and each program's mean is taken from its
+first row, so that nothing cancels.
 `saved` has four rows: mean, 1/deviation, and scale and shift of norm(y) = scale·y + shift. The kernels compute in float32, whatever
 the maps are made of.
 """
@@ -20,25 +21,9 @@ import triton.language as tl
 
 @triton.jit
 def statistics_kernel(
-    y,
-    partial,
-    arrivals,
-    gamma,
-    beta,
-    saved,
-    running_mean,
-    running_variance,
-    num_rows,
-    num_channels,
-    rows_each,
-    num_parts,
-    eps,
-    momentum,
-    TRACKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    y, partial, num_rows, num_channels, rows_each, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """Each program's mean and sum of squares around it."""
     part = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < num_channels
@@ -59,30 +44,35 @@ def statistics_kernel(
     place = partial + part * 2 * num_channels + channel
     tl.store(place, pivot + offset, mask=known)
     tl.store(place + num_channels, tl.sum(squares, 0) - count * offset * offset, mask=known)
-    tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals + tl.program_id(1), 1, sem="acq_rel")
-    if arrived == num_parts - 1:
-        tl.store(arrivals + tl.program_id(1), 0)
-        rows = num_rows * 1.0
-        middle = tl.load(partial + channel, mask=known, other=0.0)
-        summed = tl.zeros((PARTS, CHANNELS), tl.float32)
-        spread = tl.zeros((PARTS, CHANNELS), tl.float32)
-        for first in range(0, num_parts, PARTS):
-            other = first + tl.arange(0, PARTS)
-            there = (other < num_parts)[:, None] & known[None, :]
-            size = (tl.minimum((other + 1) * rows_each, num_rows) - other * rows_each).to(tl.float32)
-            at = partial + other[:, None] * 2 * num_channels + channel[None, :]
-            apart = tl.load(at, mask=there, other=0.0) - middle[None, :]
-            within = tl.load(at + num_channels, mask=there, other=0.0)
-            summed += tl.where(there, size[:, None] * apart, 0.0)
-            spread += tl.where(there, within + size[:, None] * apart * apart, 0.0)
-        beside = tl.sum(summed, 0) / rows
-        mean = middle + beside
-        sum_squares = tl.maximum(tl.sum(spread, 0) - rows * beside * beside, 0.0)
-        _finish_statistics(
-            mean, sum_squares, gamma, beta, saved, running_mean, running_variance, channel, known, num_channels, rows, eps, momentum,
-            TRACKS,
-        )  # fmt: skip
+
+
+@triton.jit
+def finish_statistics_kernel(
+    partial, gamma, beta, saved, running_mean, running_variance, num_rows, num_channels, rows_each, num_parts, eps, momentum,
+    TRACKS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Merge what the programs found, around the first one's mean."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < num_channels
+    rows = num_rows * 1.0
+    middle = tl.load(partial + channel, mask=known, other=0.0)
+    summed = tl.zeros((PARTS, CHANNELS), tl.float32)
+    spread = tl.zeros((PARTS, CHANNELS), tl.float32)
+    for first in range(0, num_parts, PARTS):
+        part = first + tl.arange(0, PARTS)
+        there = (part < num_parts)[:, None] & known[None, :]
+        size = (tl.minimum((part + 1) * rows_each, num_rows) - part * rows_each).to(tl.float32)
+        at = partial + part[:, None] * 2 * num_channels + channel[None, :]
+        apart = tl.load(at, mask=there, other=0.0) - middle[None, :]
+        within = tl.load(at + num_channels, mask=there, other=0.0)
+        summed += tl.where(there, size[:, None] * apart, 0.0)
+        spread += tl.where(there, within + size[:, None] * apart * apart, 0.0)
+    beside = tl.sum(summed, 0) / rows
+    sum_squares = tl.maximum(tl.sum(spread, 0) - rows * beside * beside, 0.0)
+    _finish_statistics(
+        middle + beside, sum_squares, gamma, beta, saved, running_mean, running_variance, channel, known, num_channels, rows, eps,
+        momentum, TRACKS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -152,11 +142,10 @@ def _incoming(g, g2, z, value, scale, shift, inside, at, TWO: tl.constexpr, MASK
 
 @triton.jit
 def gradient_sums_kernel(
-    g, g2, y, y2, z, d_out, partial, arrivals, gamma, saved, gamma2, saved2, grads, factors, num_rows, num_channels, rows_each,
-    num_parts,
+    g, g2, y, y2, z, d_out, partial, saved, saved2, num_rows, num_channels, rows_each,
     TWO: tl.constexpr,  # whether there are two gradients, to be added
     MASK: tl.constexpr,  # 0: no ReLU, 1: its sign is that of norm(y), 2: that of z
-    NORMS: tl.constexpr, WRITES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr,
+    NORMS: tl.constexpr, WRITES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient d behind the ReLU, and of d·(y − mean)."""
     part = tl.program_id(0)
@@ -191,29 +180,34 @@ def gradient_sums_kernel(
     tl.store(place + num_channels, tl.sum(along, 0), mask=known)
     if NORMS == 2:
         tl.store(place + 2 * num_channels, tl.sum(along2, 0), mask=known)
-    tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals + tl.program_id(1), 1, sem="acq_rel")
-    if arrived == num_parts - 1:
-        tl.store(arrivals + tl.program_id(1), 0)
-        rows = num_rows * 1.0
-        all_d = tl.zeros((PARTS, CHANNELS), tl.float32)
-        all_y = tl.zeros((PARTS, CHANNELS), tl.float32)
-        all_y2 = tl.zeros((PARTS, CHANNELS), tl.float32)
-        for first in range(0, num_parts, PARTS):
-            other = first + tl.arange(0, PARTS)
-            there = (other < num_parts)[:, None] & known[None, :]
-            at = partial + other[:, None] * (NORMS + 1) * num_channels + channel[None, :]
-            all_d += tl.load(at, mask=there, other=0.0)
-            all_y += tl.load(at + num_channels, mask=there, other=0.0)
-            if NORMS == 2:
-                all_y2 += tl.load(at + 2 * num_channels, mask=there, other=0.0)
-        d_sum = tl.sum(all_d, 0)
-        finish_gradient(d_sum, tl.sum(all_y, 0), gamma, saved, grads, factors, channel, known, num_channels, rows)
+
+
+@triton.jit
+def finish_gradient_kernel(
+    partial, gamma, saved, gamma2, saved2, grads, factors, num_rows, num_channels, num_parts,
+    NORMS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < num_channels
+    rows = num_rows * 1.0
+    all_d = tl.zeros((PARTS, CHANNELS), tl.float32)
+    all_y = tl.zeros((PARTS, CHANNELS), tl.float32)
+    all_y2 = tl.zeros((PARTS, CHANNELS), tl.float32)
+    for first in range(0, num_parts, PARTS):
+        part = first + tl.arange(0, PARTS)
+        there = (part < num_parts)[:, None] & known[None, :]
+        at = partial + part[:, None] * (NORMS + 1) * num_channels + channel[None, :]
+        all_d += tl.load(at, mask=there, other=0.0)
+        all_y += tl.load(at + num_channels, mask=there, other=0.0)
         if NORMS == 2:
-            finish_gradient(
-                d_sum, tl.sum(all_y2, 0), gamma2, saved2, grads + 2 * num_channels, factors + 3 * num_channels, channel, known,
-                num_channels, rows,
-            )  # fmt: skip
+            all_y2 += tl.load(at + 2 * num_channels, mask=there, other=0.0)
+    d_sum = tl.sum(all_d, 0)
+    finish_gradient(d_sum, tl.sum(all_y, 0), gamma, saved, grads, factors, channel, known, num_channels, rows)
+    if NORMS == 2:
+        finish_gradient(
+            d_sum, tl.sum(all_y2, 0), gamma2, saved2, grads + 2 * num_channels, factors + 3 * num_channels, channel, known,
+            num_channels, rows,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -16,11 +16,10 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from deepex.engine.kernels import norm as kernels
-from deepex.engine.kernels.workspace import arrivals
 
-_SMALL_ROWS = 2048  # up to here one program holds all rows of some channels
-_SMALL_TILE = 16384
+_FEW_ROWS, _SMALL_ROWS = 512, 2048  # up to here one program holds all rows of some channels
 _PROCESSORS = 132  # of an H200; another number changes the split of the work, not the result
+_FINISHED = 8  # channels that one program adds up
 _LARGE = 1 << 23  # elements of a map that is read from memory, not from the cache
 
 
@@ -62,14 +61,14 @@ class _Normalise(torch.autograd.Function):
         z = torch.empty_like(y)
         second = 0 if other is None else 1 if norm2 is None else 2
         x2, n2 = (y if other is None else other), (norm2 or norm)
-        if rows <= _SMALL_ROWS:
+        if _is_small(rows, channels):
             height, width = _small_tile(rows)
             kernels.small_kernel[(triton.cdiv(channels, width),)](
                 *(y, gamma, beta, saved, norm.running_mean, norm.running_var),
                 *(x2, n2.weight, n2.bias, saved2, n2.running_mean, n2.running_var),
                 *(z, rows, channels, norm.eps, norm.momentum, n2.eps, n2.momentum),
                 *(_tracks(norm), _tracks(n2), second, relu, height, width),
-                num_warps=8 if height * width > 4096 else 4,
+                num_warps=8 if rows > _FEW_ROWS else 4,
             )
         else:
             statistics(y, gamma, beta, norm, saved)
@@ -104,20 +103,22 @@ class _Normalise(torch.autograd.Function):
         dy2 = torch.empty_like(y) if num_norms == 2 else dy
         inputs = (g, g if again is None else again, y, y if y2 is None else y2, y if z is None else z, d)
         norms = (gamma, saved, gamma if gamma2 is None else gamma2, saved2)
-        if rows <= _SMALL_ROWS:
+        if _is_small(rows, channels):
             height, width = _small_tile(rows)
             kernels.small_gradient_kernel[(triton.cdiv(channels, width),)](
                 *(*inputs, *norms, grads, factors, dy, dy2, rows, channels),
                 *(again is not None, mask, num_norms, writes, height, width),
-                num_warps=8 if height * width > 4096 else 4,
+                num_warps=8 if rows > _FEW_ROWS else 4,
             )
         else:
-            height, width, parts, each, block = _split(rows, channels, 64 if writes else 128, 2)
+            height, width, parts, each = _split(rows, channels, (32, 64) if writes else (64, 128))
             partial = torch.empty((parts, num_norms + 1, channels), device=y.device)
             kernels.gradient_sums_kernel[(parts, triton.cdiv(channels, width))](
-                *(*inputs, partial, arrivals(y.device, triton.cdiv(channels, width)), *norms, grads, factors),
-                *(rows, channels, each, parts, again is not None, mask, num_norms, writes, height, width, block),
-                num_warps=8 if writes and width == 64 else 4,
+                *(*inputs, partial, saved, saved2, rows, channels, each, again is not None, mask, num_norms, writes, height, width),
+                num_warps=4,
+            )
+            kernels.finish_gradient_kernel[(triton.cdiv(channels, _FINISHED),)](
+                *(partial, *norms, grads, factors, rows, channels, parts, num_norms, _FINISHED, _at_once(parts)), num_warps=4
             )
             height, width = _tile(channels)
             grid = (triton.cdiv(rows, height), triton.cdiv(channels, width))
@@ -134,28 +135,31 @@ def statistics(y: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, norm: n
     """Fill `saved` from the channels-last map `y`, and move the running averages."""
     channels = y.shape[1]
     rows = y.numel() // channels
-    height, width, parts, each, block = _split(rows, channels, 16 if rows * channels > _LARGE else 128, 4)
+    height, width, parts, each = _split(rows, channels, (64, 128))
     partial = torch.empty((parts, 2, channels), device=y.device)
-    blocks = triton.cdiv(channels, width)
-    kernels.statistics_kernel[(parts, blocks)](
-        *(y, partial, arrivals(y.device, blocks), gamma, beta, saved, norm.running_mean, norm.running_var),
-        *(rows, channels, each, parts, norm.eps, norm.momentum, _tracks(norm), height, width, block),
-        num_warps=8,
+    kernels.statistics_kernel[(parts, triton.cdiv(channels, width))](y, partial, rows, channels, each, height, width, num_warps=8)
+    kernels.finish_statistics_kernel[(triton.cdiv(channels, _FINISHED),)](
+        *(partial, gamma, beta, saved, norm.running_mean, norm.running_var, rows, channels, each, parts, norm.eps, norm.momentum),
+        *(_tracks(norm), _FINISHED, _at_once(parts)),
+        num_warps=4,
     )
 
 
-def _split(rows: int, channels: int, height: int, waves: int) -> tuple[int, int, int, int, int]:
-    """How a pass that reduces is split: rows and channels of a tile, parts, rows of each part, parts that are added at once.
+def _split(rows: int, channels: int, heights: tuple[int, int]) -> tuple[int, int, int, int]:
+    """How a pass that reduces is split: rows and channels of a tile, parts, rows of each part.
 
-    Measured on an H200: tiles of 64 channels (whole cache lines) and so many waves of programs for large maps; half the width and
-    half the programs for small ones, whose last program would else add up for longer than the others read.
+    Measured on an H200: tiles of 64 channels (whole cache lines) and four waves of programs for large maps; half the width and half
+    the programs for small ones. `heights`: rows of a tile for either.
     """
     large = rows * channels > _LARGE
-    width = min(64 if large else 32, triton.next_power_of_2(channels))
-    parts = max(1, _PROCESSORS * (waves if large else 2) // triton.cdiv(channels, width))
+    height, width = heights[not large], min(64 if large else 32, triton.next_power_of_2(channels))
+    parts = max(1, _PROCESSORS * (4 if large else 2) // triton.cdiv(channels, width))
     each = triton.cdiv(triton.cdiv(rows, parts), height) * height
-    parts = triton.cdiv(rows, each)
-    return height, width, parts, each, min(triton.next_power_of_2(parts), 8192 // width)
+    return height, width, triton.cdiv(rows, each), each
+
+
+def _at_once(parts: int) -> int:
+    return min(triton.next_power_of_2(parts), 2048 // _FINISHED)
 
 
 def _tile(channels: int) -> tuple[int, int]:
@@ -164,9 +168,14 @@ def _tile(channels: int) -> tuple[int, int]:
     return 2048 // width, width
 
 
+def _is_small(rows: int, channels: int) -> bool:
+    """Whether one launch is faster than two or three."""
+    return rows <= _FEW_ROWS or (rows <= _SMALL_ROWS and channels <= 1024)
+
+
 def _small_tile(rows: int) -> tuple[int, int]:
     height = max(triton.next_power_of_2(rows), 16)
-    return height, max(4, min(16, _SMALL_TILE // height))
+    return height, 16 if rows <= _FEW_ROWS else 8
 
 
 def _tracks(norm: nn.BatchNorm2d) -> bool:

@@ -175,7 +175,15 @@ class NormReluPool(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, gamma: Tensor, beta: Tensor, norm: nn.BatchNorm2d, kernel: int, stride: int, padding: int, ceil_mode: bool
+        ctx: Any,
+        y: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        norm: nn.BatchNorm2d,
+        kernel: int,
+        stride: int,
+        padding: int,
+        ceil_mode: bool,
     ) -> Tensor:
         """Return pool(relu(norm(y))) and move the running averages."""
         y = channels_last(y)

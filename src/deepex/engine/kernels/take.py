@@ -17,12 +17,12 @@ import triton.language as tl
 @triton.jit
 def take_kernel(
     images, labels, order, places, cursor, out, out_labels, out_key, factor, offset,
-    height, width, out_height, out_width, pad, pixels, stored,
-    CHANNELS: tl.constexpr, WIDE: tl.constexpr, MOVES: tl.constexpr, FLIPS: tl.constexpr, FOLD: tl.constexpr, BLOCK: tl.constexpr,
+    height, width, out_height, out_width, pad, pixels, wide, stored,
+    CHANNELS: tl.constexpr, WIDE: tl.constexpr, MOVES: tl.constexpr, FLIPS: tl.constexpr, FOLD: tl.constexpr, BORDER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK pixels of one image of the batch.
 
-    FOLD > 0: pixels are gathered in squares of 2×2 into the channels, after a border of FOLD zeros (for a convolution of stride 2).
+    FOLD > 0: squares of so many pixels a side become channels, after a border of zeros (for a convolution of that stride).
     """
     image = tl.program_id(0)
     step = tl.load(cursor)
@@ -44,11 +44,10 @@ def take_kernel(
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.arange(0, WIDE)
     if FOLD:
-        wide = (out_width + 2 * FOLD + 1) // 2
         part = channel // CHANNELS
-        row = 2 * (pixel // wide)[:, None] + (part // 2)[None, :] - FOLD
-        column = 2 * (pixel % wide)[:, None] + (part % 2)[None, :] - FOLD
-        kept = (part < 4)[None, :] & (row >= 0) & (row < out_height) & (column >= 0) & (column < out_width)
+        row = FOLD * (pixel // wide)[:, None] + (part // FOLD)[None, :] - BORDER
+        column = FOLD * (pixel % wide)[:, None] + (part % FOLD)[None, :] - BORDER
+        kept = (part < FOLD * FOLD)[None, :] & (row >= 0) & (row < out_height) & (column >= 0) & (column < out_width)
         source = (channel % CHANNELS)[None, :]
     else:
         row = (pixel // out_width)[:, None]
@@ -70,12 +69,17 @@ def take_kernel(
     tl.store(out + to, value.to(out.dtype.element_ty), mask=(pixel < pixels)[:, None] & (channel < stored)[None, :])
 
 
+def folded_channels(fold: int, channels: int) -> int:
+    """How many channels a folded map has: filled up to a multiple of eight, which tensor cores want."""
+    return -(-fold * fold * channels // 8) * 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Taker:
     """Samples (count, H, W, C) and labels on the device, the order of an epoch, and how a batch is made of them.
 
     `key` gets the key of the batch. `factor` and `offset`: one affine map per channel. `size`: height and width after the crop; `pad` as in `AugmentConfig`. `fold`:
-    the border of a map that is folded 2×2 into channels, which zeros fill up to a power of two; 0 for a plain map.
+    the side of squares that become channels, behind a `border` of zeros, for a convolution of so large a `kernel`; 0 for a plain map.
     """
 
     images: torch.Tensor
@@ -88,15 +92,18 @@ class Taker:
     pad: int = 0
     flip: bool = False
     fold: int = 0
+    border: int = 0
+    kernel: int = 0
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Height, width and channels of what is made."""
-        height, width = self.size
         channels = self.images.shape[3]
         if not self.fold:
-            return height, width, channels
-        return (height + 2 * self.fold + 1) // 2, (width + 2 * self.fold + 1) // 2, max(8, triton.next_power_of_2(4 * channels))
+            return *self.size, channels
+        behind = -(-self.kernel // self.fold) - 1  # what the folded kernel reaches beyond its place
+        height, width = ((side + 2 * self.border - self.kernel) // self.fold + 1 + behind for side in self.size)
+        return height, width, folded_channels(self.fold, channels)
 
     def take(self, places: torch.Tensor, cursor: torch.Tensor, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """The batch of `count` samples at row `cursor` of `places` (begin, key): maps (n, C, H, W), channels-last, and labels."""
@@ -108,7 +115,7 @@ class Taker:
         block = max(16, 2048 // triton.next_power_of_2(wide))
         take_kernel[(count, triton.cdiv(height * width, block))](
             *(self.images, self.labels, self.order, places, cursor, out, labels, self.key, self.factor, self.offset),
-            *(from_height, from_width, *self.size, self.pad, height * width, wide),
-            *(channels, triton.next_power_of_2(wide), moves, self.flip, self.fold, block),
+            *(from_height, from_width, *self.size, self.pad, height * width, width, wide),
+            *(channels, triton.next_power_of_2(wide), moves, self.flip, self.fold, self.border, block),
         )
         return out.permute(0, 3, 1, 2), labels

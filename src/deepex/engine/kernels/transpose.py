@@ -1,6 +1,6 @@
-"""Weights of dense layers in another order: (outer, rows, columns, inner) to (outer, columns, rows, inner), at the speed of memory.
+"""Weights in another order: (outer, rows, columns, inner) to (outer, columns, rows, inner) at the speed of memory, or any other.
 
-    Turn(outer=128, rows=channels, columns=points)(weight)      # a dense layer's columns, from (channels, points) to (points, channels)
+Turn(outer=128, rows=channels, columns=points)(weight)      # a dense layer's columns, from (channels, points) to (points, channels)
 """
 
 from dataclasses import dataclass
@@ -30,6 +30,21 @@ def swap_kernel(x, out, num_rows, num_columns, num_inner, LINES: tl.constexpr, I
     source = (line % num_rows) * num_columns + line // num_rows
     vectors = tl.load(x + base + source.to(tl.int64)[:, None] * num_inner + inner[None, :], mask=inside)
     tl.store(out + base + line.to(tl.int64)[:, None] * num_inner + inner[None, :], vectors, mask=inside)
+
+
+@triton.jit
+def gather_kernel(x, places, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(places + at, mask=at < count, other=-1)
+    value = tl.load(x + place, mask=place >= 0, other=0.0)
+    tl.store(out + at, value, mask=at < count)
+
+
+def gather(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """x[places] of vectors, with zero where the place is negative. `places` are int32."""
+    out = torch.empty(places.shape, dtype=x.dtype, device=x.device)
+    gather_kernel[(triton.cdiv(len(places), 1024),)](x, places, out, len(places), 1024)
+    return out
 
 
 @dataclass(frozen=True, kw_only=True)
