@@ -4,9 +4,10 @@
     python benchmarks/gpu.py --only lenet-128,cvae-128 --peers eager,compile+graph
     python benchmarks/gpu.py --show                            # the table again, from the records
 
-Same network, bf16 with fp32 master weights, shuffled, and random crops and flips for what is classified; all contestants take turns in
-one process for each workload (JAX has its own), and time whole epochs. Beside the speed stand peak memory, what the phase profile
-costs (the same run without it), and the share of one core that the host needs. Samples are random: this measures speed alone.
+Same network, bf16 with fp32 master weights, shuffled, and random crops and flips for what is classified. All contestants take turns
+in one process for each workload (JAX has its own), and whole epochs are timed. Beside the speed stand peak memory, what the phase
+profile costs (the same run without it), and the share of one core that the host needs. Samples are random: this measures speed
+alone.
 """
 
 import argparse

@@ -82,7 +82,8 @@ class Arena:
 
     Works for any module whose floating-point parameters share one dtype: tied parameters get one slot, frozen ones
     (`requires_grad` false) a slot without gradient and momentum. The module must already be built with its initial values.
-    Without `gathers`, the arena has no region for gradients. `zeros` makes its memory: a communicator's, so that ranks share it.
+    Without `gathers`, the arena has no region for gradients; with `moves`, as on a CPU, each is moved there as soon as autograd has
+    made it. `zeros` makes its memory: a communicator's, so that ranks share it.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Arena:
         *,
         channels_last: bool = False,
         gathers: bool = True,
+        moves: bool | None = None,
         zeros: Zeros = own_zeros,
     ) -> None:
         parameters = dict(module.named_parameters())
@@ -118,7 +120,7 @@ class Arena:
         self.state = self.memory[ends["gradients"] :]
         self.num_decayed = _extent(self.layout.decayed, dtype)
         self.num_parameters = sum(slot.count for slot in (*self.layout.weights, *self.layout.frozen))
-        self.gathers, self._moves = gathers, gathers and device.type == "cpu"
+        self.gathers, self._moves = gathers, gathers and (device.type == "cpu" if moves is None else moves)
         self.trainable = [parameters[slot.name] for slot in self.layout.weights]
         self._gradient_views = [slot.view(self.gradients) for slot in self.layout.weights] if gathers else []
         self._arrived: set[int] = set()
@@ -169,6 +171,16 @@ class Arena:
                 held.copy_(found.detach())
                 owner._buffers[name] = held
 
+    def replaced_buffer(self) -> str | None:
+        """The name of a buffer that the network has replaced, if there is one."""
+        return next((name for owner, name, held in self._buffers if owner._buffers[name] is not held), None)
+
+    def attach_gradients(self) -> None:
+        """Make autograd add to the arena's gradients again, where it does that, after somebody else has used the weights' own."""
+        if self.gathers and not self._moves:
+            for weight, view in zip(self.trainable, self._gradient_views, strict=True):
+                weight.grad = view
+
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter and averaged buffer by the module's own name."""
         regions = (
@@ -205,9 +217,10 @@ class Arena:
         for index, (weight, view) in enumerate(zip(self.trainable, self.weight_views(), strict=True)):
             view.copy_(weight.data)
             weight.data = view
-            weight.grad = self._gradient_views[index] if self.gathers and not self._moves else None
+            weight.grad = None
             if self._moves:
                 weight.register_post_accumulate_grad_hook(self._receiver(index))
+        self.attach_gradients()
         for slot in self.layout.frozen:
             view = slot.view(self.frozen)
             view.copy_(parameters[slot.name].data)

@@ -3,11 +3,10 @@
     runner = CapturedRunner(parts, clock)      # captures; the arena is left as it was
     for steps, samples in runner.steps(epoch, turn): …
 
-What changes from step to step lies on the device before the epoch begins: a table with each step's first place in the epoch's order,
-the key of its random numbers, and its rate; and a cursor, which the last kernel of a step moves on. So a replay needs nothing from
-the host, and several steps can be one graph where a step is shorter than a launch takes.
-In bf16 the network computes with a bf16 twin of the arena's weights, the `shadow`; it is written by the update, and anew at the
-start of each turn, because a sync or another replica may have changed the weights.
+What changes from step to step lies on the device before the epoch begins (source.py), and a cursor there, which the last kernel of
+a step moves on. So a replay needs nothing from the host, and several steps can be one graph where a step is shorter than a launch
+takes. In bf16 the network computes with a twin of the arena's weights (twin.py); the update writes it, and the start of each turn
+does anew, because a sync or another replica may have changed the weights.
 
 Graphs share one pool of memory: they run one after another, and none leaves anything there for another.
 """
@@ -15,24 +14,24 @@ Graphs share one pool of memory: they run one after another, and none leaves any
 import gc
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, final
 
-import numpy as np
 import torch
-from torch import nn
 from typing_extensions import override
 
-from deepex.data.feeds.device import DeviceFeed
 from deepex.data.feeds.samples import Turn
 from deepex.engine.fusion import Fused, fuse
 from deepex.engine.fusion.parts import Means
 from deepex.engine.kernels.loss import loss_and_tally
-from deepex.engine.kernels.take import Taker
 from deepex.engine.kernels.update import Gradients, finish_kernel, update
 from deepex.engine.product import Lane
 from deepex.engine.runner import Parts, Runner, StepChoice
-from deepex.engine.step import mixed
+from deepex.engine.source import Source
+from deepex.engine.step import generator_of
+from deepex.engine.twin import Twin
+from deepex.errors import ConfigError
 from deepex.record.clock import BACKWARD, FORWARD, INPUT, UPDATE, PhaseClock
 
 _WARM_UPS: Final = 2
@@ -41,94 +40,82 @@ _MOST_STEPS: Final = 32  # of one graph
 _LEAD_SECONDS: Final = 0.5  # how far the host may be ahead of the device: a request to stop must not wait longer
 
 
-class _Graph:
-    """`steps` steps on batches of `size` samples, captured."""
+@dataclass
+class _Lap:
+    """`steps` steps on batches of `size` samples, ready to run. `tables` say where their gradients lie."""
 
-    def __init__(self, size: int, steps: int) -> None:
-        self.size, self.steps = size, steps
-        self.graph = torch.cuda.CUDAGraph()
-        self.tables: list[Gradients] = []
+    size: int
+    steps: int
+    run: Callable[[], None]
+    tables: list[Gradients] = field(default_factory=list)
+
+    def fits(self, sizes: list[int]) -> bool:
+        """Whether these batches are next."""
+        return sizes[: self.steps] == [self.size] * self.steps
 
 
 @final
 class CapturedRunner(Runner):
-    """Replays captured steps. What it needs is captured when it is built; the state of the arena is put back afterwards."""
+    """Replays captured steps. What it needs is captured when it is built; the state of the arena is put back afterwards.
+
+    On a CPU, which has no graphs, it runs the same kernels step by step: slowly, and so that they can be tested.
+    """
 
     def __init__(self, parts: Parts, clock: PhaseClock) -> None:
         self._parts, self._clock, self._device = parts, clock, parts.arena.memory.device
-        self._bf16 = parts.config.precision == "bf16"
-        arena = parts.arena
-        self._shadow = torch.empty_like(arena.weights, dtype=torch.bfloat16) if self._bf16 else None
-        self._leaves = self._make_leaves()
+        precision = parts.config.precision
+        self._bf16 = precision == "bf16"
+        self._twin = Twin(parts.arena, bf16=self._bf16)
         self._lane = Lane(self._device)
-        self._key = torch.zeros(1, dtype=torch.int64, device=self._device)
-        means = Means(
-            weights=self._weight_of,
-            lane=self._lane,
-            key=self._key,
-            folds=not parts.objective.needs_images,
-            tf32=parts.config.precision == "tf32",
-        )
-        self._fused = fuse(parts.network, means) if parts.config.fuse else Fused(parts.network, Counter(), [])
-        self._source = _Source(parts, self._device, fold=self._fused.fold, key=self._key)
-        self._cursor = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._places = torch.zeros((max(self._source.most_steps, _MOST_STEPS), 2), dtype=torch.int64, device=self._device)
-        self._rates = torch.zeros(len(self._places), device=self._device)
+        key = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._fused = self._fuse(Means(
+            weights=self._twin.of, lane=self._lane, key=key, folds=not parts.objective.needs_images, tf32=precision == "tf32"
+        ))  # fmt: skip
+        self._source = Source(parts, self._fused.fold, key, most_steps_at_once=_MOST_STEPS)
         self.sums = torch.zeros(2, dtype=torch.float64, device=self._device)
-        self._random = False
+        self._gathered = self._make_gathered()
+        self._random, self._row, self._step_seconds = False, 0, 0.0
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._pool: Any = None
         began = time.perf_counter()
-        self._graphs = self._capture_all()
-        lap = self._graphs[0]
-        self._lead = max(2, int(_LEAD_SECONDS / max(self._step_seconds * lap.steps, 1e-6)))
+        self._laps = self._prepare_laps()
+        seconds, steps = time.perf_counter() - began, self._laps[0].steps
+        self._lead = max(2, int(_LEAD_SECONDS / max(self._step_seconds * steps, 1e-6)))
         self._pending: deque[Any] = deque()
-        self.choice = StepChoice(
-            kind="captured",
-            reason=f"{lap.steps} step{'s' * (lap.steps > 1)} in one launch; captured in {time.perf_counter() - began:.1f} s",
-            fusions=dict(self._fused.found),
-        )
+        reason = f"one launch for {'each step' if steps == 1 else f'{steps} steps'}; captured in {seconds:.1f} s"
+        self.choice = StepChoice(kind="captured", reason=reason, fusions=dict(self._fused.found))
 
     @override
     def begin_epoch(self, epoch: int, turns: Sequence[Turn]) -> None:
-        parts = self._parts
         self.sums.zero_()
-        parts.feed.begin(epoch, turns)
-        begins = self._source.begins(turns)
-        steps = [(turn.replica, step) for turn in turns for step in range(turn.start, turn.stop)][: len(begins)]
-        keys = [mixed(parts.config.seed, replica, epoch, step) for replica, step in steps]
-        rows = np.array([begins, np.array(keys, np.uint64).view(np.int64)], np.int64).T
-        rates = np.array([parts.rate(epoch, step) for _, step in steps], np.float32)
-        self._places[: len(rows)].copy_(torch.from_numpy(np.ascontiguousarray(rows)))
-        self._rates[: len(rates)].copy_(torch.from_numpy(rates))
-        self._cursor.zero_()
-        self._keys, self._row = keys, 0
+        self._parts.feed.begin(epoch, turns)
+        self._source.begin(epoch, turns)
+        self._row = 0
 
     @override
     def steps(self, epoch: int, turn: Turn) -> Iterator[tuple[int, int]]:
-        self._cast()
-        sizes = self._source.sizes(turn)
-        done = 0
-        while done < len(sizes):
-            graph = next(g for g in self._graphs if g.size == sizes[done] and self._fits(g, sizes, done))
-            for _ in range(graph.steps):
+        self._twin.cast()
+        sizes = self._source.batches(turn)
+        while sizes:
+            lap = next(lap for lap in self._laps if lap.fits(sizes))
+            for _ in range(lap.steps):
                 self._source.bring()
             if self._random:
-                torch.cuda.default_generators[self._device.index or 0].manual_seed(self._keys[self._row])
-            graph.graph.replay()
-            self._row += graph.steps
-            done += graph.steps
+                generator_of(self._device).manual_seed(self._source.keys[self._row])
+            lap.run()
             self._keep_pace()
-            yield graph.steps, graph.steps * graph.size
+            self._row += lap.steps
+            del sizes[: lap.steps]
+            yield lap.steps, lap.steps * lap.size
 
     @override
     def update(self, rate: float) -> None:
         self._parts.optimiser.update(rate)
 
-    def _fits(self, graph: _Graph, sizes: list[int], done: int) -> bool:
-        return sizes[done : done + graph.steps] == [graph.size] * graph.steps
-
     def _keep_pace(self) -> None:
-        """Wait, without asking the device to stop, until the host is not too far ahead."""
+        """Wait until the host is not too far ahead; asking an event does not stop the device."""
+        if self._stream is None:
+            return
         event = torch.cuda.Event()
         event.record()
         self._pending.append(event)
@@ -137,58 +124,15 @@ class CapturedRunner(Runner):
             while not oldest.query():
                 time.sleep(0.0005)
 
-    # --- capture
-
-    def _capture_all(self) -> list[_Graph]:
-        """Graphs for every size of batch there is; the full one first, also with several steps if one is short."""
-        kept = self._kept_state()
-        try:
-            self._stream = torch.cuda.Stream(self._device)
-            full, *rest = self._source.all_sizes
-            one = self._capture(full, 1)
-            self._step_seconds = self._time(one)
-            graphs = [one]
-            steps = min(_MOST_STEPS, int(_LAP_SECONDS / self._step_seconds))
-            if steps > 1 and not self._random and self._parts.updates and self._source.resident:
-                graphs.insert(0, self._capture(full, steps))
-            return [*graphs, *(self._capture(size, 1) for size in rest)]
-        finally:
-            self._put_back(kept)
-
-    def _capture(self, size: int, steps: int) -> _Graph:
-        found = _Graph(size, steps)
-        tables = [self._make_table() for _ in range(steps)]
-        generator = torch.cuda.default_generators[self._device.index or 0]
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            for _ in range(_WARM_UPS):
-                self._cursor.zero_()
-                before = generator.get_offset()
-                self._step(size, tables[0], capturing=False)
-                self._random = self._random or generator.get_offset() != before
-            self._cursor.zero_()
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        torch.cuda.synchronize(self._device)
-        gc.collect()
-        torch.cuda.empty_cache()
-        # Not "global": a thread may be bringing samples to the device meanwhile.
-        with torch.cuda.graph(found.graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            for table in tables:
-                self._step(size, table, capturing=True)
-        self._pool = found.graph.pool()
-        for table in tables:
-            table.send()
-        found.tables = tables
-        return found
+    # --- one step
 
     def _step(self, size: int, table: Gradients, *, capturing: bool) -> None:
         parts, clock = self._parts, self._clock
-        images, labels = self._source.take(self._places, self._cursor, size)
+        images, labels = self._source.take(size)
         clock.mark(INPUT)
-        for leaf in self._leaves:
-            leaf.grad = None
+        self._twin.forget_gradients()
         self._lane.clear()
-        with torch.autocast("cuda", torch.bfloat16, enabled=self._bf16, cache_enabled=False):
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
             output = self._fused(images)
         loss, tally = loss_and_tally(parts.objective, output, images, labels)
         if self._fused.counters:
@@ -196,146 +140,126 @@ class CapturedRunner(Runner):
         clock.mark(FORWARD)
         loss.backward()
         self._lane.join()
-        gradients = [_dense(leaf, self._lane.gradient(leaf)) for leaf in self._leaves]
+        gradients = self._twin.gradients(self._lane)
         table.point(gradients)
         if not capturing:
             table.send()
-        if not parts.updates or parts.config.optim.method == "lars":
+        if not parts.updates or self._gathered is not None:
             table.gather(parts.arena.gradients)
         clock.mark(BACKWARD)
         if parts.updates:
             self._update(table)
-        finish_kernel[(1,)](self.sums, loss.detach(), tally, self._cursor, float(size), num_warps=1)
+        finish_kernel[(1,)](self.sums, loss.detach(), tally, self._source.cursor, float(size), num_warps=1)
         if parts.updates:
             clock.mark(UPDATE)
 
     def _update(self, table: Gradients) -> None:
-        parts, optim = self._parts, self._parts.config.optim
-        if optim.method == "lars":
-            parts.optimiser.adapt(parts.arena.gradient_tensors())
+        arena, optim = self._parts.arena, self._parts.config.optim
+        if self._gathered is not None:
+            self._parts.optimiser.adapt(arena.gradient_tensors())
             table = self._gathered
+        decay = optim.weight_decay if optim.method == "sgd" else 0.0
         update(
-            *(table, parts.arena, self._shadow, self._rates, self._cursor),
+            *(table, arena, self._twin.shadow, self._source.rates, self._source.cursor),
             momentum=optim.momentum,
-            decay=optim.weight_decay if optim.method == "sgd" else 0.0,
+            decay=decay,
             nesterov=optim.nesterov,
         )
 
-    def _make_table(self) -> Gradients:
-        optim, arena = self._parts.config.optim, self._parts.arena
-        if optim.method == "lars":
-            self._gathered = Gradients(arena, decays=False)
-            self._gathered.point(arena.gradient_tensors())
-            self._gathered.send()
-        return Gradients(arena, decays=optim.weight_decay > 0 and optim.method == "sgd")
+    def _make_gathered(self) -> Gradients | None:
+        """The table of the arena's own gradients, where they are adapted (LARS) between being gathered and used."""
+        arena = self._parts.arena
+        if self._parts.config.optim.method != "lars":
+            return None
+        table = Gradients(arena, decays=False)
+        table.point(arena.gradient_tensors())
+        table.send()
+        return table
 
-    def _time(self, graph: _Graph) -> float:
+    def _fuse(self, means: Means) -> Fused:
+        """The kernels want maps in channels-last order."""
+        parts = self._parts
+        if parts.config.fuse and parts.config.layout == "channels_last":
+            return fuse(parts.network, means)
+        plain = parts.config.layout == "contiguous"
+        return Fused(lambda x: parts.network(x.contiguous() if plain else x), Counter(), [])
+
+    # --- capture
+
+    def _prepare_laps(self) -> list[_Lap]:
+        """Laps for every size of batch there is; the full one first, also with several steps if one is short."""
+        kept = self._kept_state()
+        try:
+            full, *rest = self._source.sizes
+            one = self._prepare(full, 1)
+            laps = [one]
+            if self._stream is not None:
+                self._step_seconds = self._time(one)
+                steps = min(_MOST_STEPS, int(_LAP_SECONDS / self._step_seconds))
+                if steps > 1 and not self._random and self._parts.updates and self._source.resident:
+                    laps.insert(0, self._prepare(full, steps))
+            return [*laps, *(self._prepare(size, 1) for size in rest)]
+        finally:
+            self._put_back(kept)
+
+    def _prepare(self, size: int, steps: int) -> _Lap:
+        optim, arena = self._parts.config.optim, self._parts.arena
+        decays = optim.weight_decay > 0 and optim.method == "sgd"
+        tables = [Gradients(arena, decays=decays) for _ in range(steps)]
+        if self._stream is None:
+            self._warm_up(size, tables[0])
+            return _Lap(size, steps, lambda: self._step(size, tables[0], capturing=False), tables)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self._warm_up(size, tables[0])
+        torch.cuda.synchronize(self._device)
+        gc.collect()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        # Not "global": a thread may be bringing samples to the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            for table in tables:
+                self._step(size, table, capturing=True)
+        self._pool = graph.pool()
+        for table in tables:
+            table.send()
+        return _Lap(size, steps, graph.replay, tables)
+
+    def _warm_up(self, size: int, table: Gradients) -> None:
+        """Run the step as it is: cuDNN and Triton choose and compile, and it shows whether the network draws random numbers."""
+        for _ in range(_WARM_UPS):
+            self._source.cursor.zero_()
+            before = generator_of(self._device).get_state()
+            self._step(size, table, capturing=False)
+            self._random = self._random or not torch.equal(generator_of(self._device).get_state(), before)
+        replaced = self._parts.arena.replaced_buffer()
+        if replaced is not None:
+            raise ConfigError(f"the network replaces its buffer {replaced!r} in each step, which a replay would not see")
+        self._source.cursor.zero_()
+
+    def _time(self, lap: _Lap) -> float:
         """Seconds of a step."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._cursor.zero_()
-        graph.graph.replay()
+        self._source.cursor.zero_()
+        lap.run()
         start.record()
         for _ in range(_WARM_UPS):
-            graph.graph.replay()
+            lap.run()
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000 / _WARM_UPS
 
-    # --- state
-
-    def _make_leaves(self) -> list[torch.Tensor]:
-        """What gradients are taken of, for each slot of the weights: the parameter, until its twin is asked for."""
-        arena = self._parts.arena
-        self._slots = {id(parameter): number for number, parameter in enumerate(arena.trainable)}
-        return list(arena.trainable)
-
-    def _weight_of(self, parameter: nn.Parameter) -> torch.Tensor:
-        """The tensor to compute with in place of `parameter`: its bf16 twin, which then gets the gradient."""
-        if self._shadow is None:
-            return parameter
-        if id(parameter) not in self._slots:  # frozen: it does not change
-            return parameter.detach().to(torch.bfloat16)
-        number = self._slots[id(parameter)]
-        if self._leaves[number] is parameter:
-            twin = self._parts.arena.layout.weights[number].view(self._shadow)
-            self._leaves[number] = twin.requires_grad_()
-        return self._leaves[number]
-
-    def _cast(self) -> None:
-        if self._shadow is not None:
-            self._shadow.copy_(self._parts.arena.weights)
-
     def _kept_state(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        self._cast()
+        self._twin.cast()
         held = [self._parts.arena.memory, *(b for b in self._parts.network.buffers() if not b.is_floating_point())]
         return [(tensor, tensor.clone()) for tensor in held]
 
     def _put_back(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for tensor, value in kept:
             tensor.copy_(value)
-        self._cast()
+        self._twin.forget_gradients()
+        self._lane.clear()
+        self._parts.arena.attach_gradients()
         self.sums.zero_()
+        self._source.cursor.zero_()
         self._clock.reset()
-
-
-def _dense(leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """A leaf's gradient, in the order of the leaf's own memory."""
-    if gradient is None:
-        return torch.zeros_like(leaf)
-    strides = zip(leaf.shape, leaf.stride(), gradient.stride(), strict=True)
-    if all(a == b for size, a, b in strides if size > 1):
-        return gradient
-    return torch.empty_like(leaf, dtype=gradient.dtype).copy_(gradient)
-
-
-@final
-class _Source:
-    """Where a step's samples come from: all of them on the device, or one batch that a feed has brought there."""
-
-    def __init__(self, parts: Parts, device: torch.device, *, fold: tuple[int, int, int], key: torch.Tensor) -> None:
-        self._feed, self._samples, shards = parts.feed, parts.samples, parts.samples.shards
-        self.resident = isinstance(parts.feed, DeviceFeed)
-        if isinstance(parts.feed, DeviceFeed):
-            images, labels, order = parts.feed.images, parts.feed.labels, parts.feed.order
-        else:
-            images, labels = (torch.from_numpy(array).to(device) for array in parts.samples.empty(shards.batch))
-            labels.zero_()
-            order = torch.arange(shards.batch, device=device)
-        prepare = parts.prepare
-        self._taker = Taker(
-            images=images, labels=labels, order=order, factor=prepare.factor.flatten(), offset=prepare.offset.flatten(),
-            size=prepare.augment.size, pad=prepare.augment.config.pad, flip=prepare.augment.config.flip, fold=fold[0], border=fold[1], kernel=fold[2], key=key,
-        )  # fmt: skip
-        exact = parts.config.precision != "bf16" or parts.objective.needs_images
-        self._dtype = torch.float32 if exact else torch.bfloat16
-        counts = {self._count(replica) for replica in parts.samples.replicas}
-        rests = {count % shards.batch for count in counts} - {0}
-        fulls = {min(count, shards.batch) for count in counts}
-        self.all_sizes = sorted(fulls | rests, reverse=True)
-        self.most_steps = sum(-(-self._count(replica) // shards.batch) for replica in parts.samples.replicas)
-
-    def _count(self, replica: int) -> int:
-        first, end = self._samples.shards.bounds(replica)
-        return end - first
-
-    def begins(self, turns: Sequence[Turn]) -> list[int]:
-        """The first place in the order, of each batch."""
-        found = [begin for begin, _ in self._samples.batches(turns)]
-        return found if self.resident else [0] * len(found)
-
-    def sizes(self, turn: Turn) -> list[int]:
-        """How many samples each batch of a turn has."""
-        return [end - begin for begin, end in self._samples.batches([turn])]
-
-    def bring(self) -> None:
-        """See to it that the next batch is on the device when the stream gets there."""
-        if isinstance(self._feed, DeviceFeed):
-            self._feed.skip()
-            return
-        images, labels = self._feed.next()
-        self._taker.images[: len(images)].copy_(images)
-        self._taker.labels[: len(labels)].copy_(labels)
-
-    def take(self, places: torch.Tensor, cursor: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch at the cursor, ready for the network."""
-        return self._taker.take(places, cursor, size, self._dtype)

@@ -2,8 +2,8 @@
 
     runner, clock = make_runner(parts, step)
 
-On a GPU a captured step is faster whatever the network. It costs a start: the kernels are compiled (once on a machine, they are kept
-on disk), cuDNN looks for its fastest algorithms, the step is captured. A run that is over sooner than that runs its steps one by one.
+On a GPU a captured step is faster whatever the network. It costs a start: the kernels are compiled (once on a machine, then they
+are kept on disk), cuDNN looks for its fastest algorithms, the step is captured. A run that is over sooner does without.
 """
 
 from typing import Any, Final

@@ -35,5 +35,5 @@ class Counters:
 
 
 def _copy(to: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    for target, value in zip(to, values, strict=True):
-        target.copy_(value)
+    if to:
+        torch._foreach_copy_(to, values)

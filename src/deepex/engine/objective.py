@@ -18,7 +18,10 @@ from deepex.errors import UnknownName
 
 
 class Objective(ABC):
-    """A loss and a measure. `standardise` says whether the network's input is standardised or in 0…1, `needs_images` whether it is the goal too."""
+    """A loss and a measure.
+
+    `standardise` says whether the network's input is standardised or in 0…1, `needs_images` whether it is the goal too.
+    """
 
     measure: str
     standardise: bool

@@ -74,9 +74,9 @@ class Lane:
 class Geometry:
     """Of a convolution."""
 
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int] = (1, 1)
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...] = (1, 1)
     groups: int = 1
 
 
@@ -231,7 +231,7 @@ def _behind(
         g, bias_grad = bias_relu_backward(g, z)
     elif wanted:
         bias_grad = bias_gradient(g)
-    if wanted:
+    if wanted and bias is not None:
         lane.give(bias, bias_grad if reorder is None else reorder.back(bias_grad, bias))
     return g
 

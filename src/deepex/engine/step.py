@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from deepex.data.prepare import Prepare
@@ -48,7 +50,7 @@ class EagerStep:
         self._loss = None
 
     def trial_seconds(self, batch: int) -> float:
-        """How long a step takes on the GPU, about: the second of two on an empty batch; weights and buffers are left as they were."""
+        """How long a step takes on the GPU, about: the second of two on an empty batch; all is left as it was."""
         raw = torch.zeros((batch, *self._prepare.raw_shape), dtype=torch.uint8, device=self._device)
         labels = torch.zeros(batch, dtype=torch.int64, device=self._device)
         kept = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
@@ -77,17 +79,28 @@ def seed_step(device: torch.device, seed: int, replica: int, epoch: int, step: i
     value = mixed(seed, replica, epoch, step)
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(value)
+        generator_of(device).manual_seed(value)
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """Where a network's random numbers on `device` come from."""
+    return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
 
 
 def mixed(seed: int, replica: int, epoch: int, step: int) -> int:
     """One number of 64 bits for a step."""
-    return _mix(_mix(_mix(_mix(seed) ^ replica) ^ epoch) ^ step)
+    return int(mixed_many(seed, np.array([replica], np.uint64), epoch, np.array([step], np.uint64))[0])
 
 
-def _mix(value: int) -> int:
+def mixed_many(seed: int, replicas: NDArray[np.uint64], epoch: int, steps: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The same for many steps."""
+    start = _mix(np.array([seed % 2**64], np.uint64))
+    return _mix(_mix(_mix(start ^ replicas) ^ np.uint64(epoch)) ^ steps)
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finaliser (Steele et al. 2014): neighbouring numbers in, unrelated numbers out."""
-    value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return value ^ (value >> 31)
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

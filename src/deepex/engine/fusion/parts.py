@@ -25,8 +25,8 @@ from deepex.engine.product import Geometry, Lane, convolve, dense, flipped, fold
 class Means:
     """What fused parts compute with.
 
-    `weights` gives the tensor to compute with for each parameter: its bf16 twin, or itself. `key`: one number on the device, of this
-    step's random choices. `folds`: whether the network may get its images folded. `tf32`: whether products in float32 may
+    `weights` gives the tensor to compute with for each parameter: its bf16 twin, or itself. `key`: one number on the device, of
+    this step's random choices. `folds`: whether the network may get its images folded. `tf32`: whether products in float32 may
     be rounded so.
     """
 
@@ -93,7 +93,7 @@ class Pool(nn.Module):
 class Convolution(nn.Module):
     """A convolution or a transposed one, with its bias and ReLU. `folds`: over images of which squares are folded into channels."""
 
-    def __init__(self, module: nn.Conv2d | nn.ConvTranspose2d, means: Means, *, relu: bool, folds: bool = False) -> None:
+    def __init__(self, module: Any, means: Means, *, relu: bool, folds: bool = False) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
         self._relu, self._lane = relu, means.lane
@@ -124,7 +124,7 @@ class Convolution(nn.Module):
 class PooledConvolution(nn.Module):
     """pool(relu(convolution + bias)): bias and ReLU are left to the pooling, which reads the map anyway."""
 
-    def __init__(self, module: nn.Conv2d, pool: nn.Module, means: Means, *, relu: bool) -> None:
+    def __init__(self, module: Any, pool: nn.Module, means: Means, *, relu: bool) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
         self._relu, self._lane, self._window = relu, means.lane, _window(pool)
@@ -190,7 +190,7 @@ class FlatDense(nn.Module):
 
 
 class DenseMaps(nn.Module):
-    """A dense layer whose output becomes maps; made in channels-last order where it is cheaper to turn the weights than the maps."""
+    """A dense layer whose output becomes maps; in channels-last order where it is cheaper to turn the weights than the maps."""
 
     def __init__(self, module: nn.Linear, shape: tuple[int, ...], means: Means, *, relu: bool) -> None:
         super().__init__()
@@ -205,7 +205,8 @@ class DenseMaps(nn.Module):
             bias_turn = Turn(rows=channels, columns=height * width)
             y = dense(x, self._weight, self._bias, relu=self._relu, lane=self._lane, reorder=turn, bias_reorder=bias_turn)
             return y.view(len(x), height, width, channels).permute(0, 3, 1, 2)
-        return _dense(x, self._weight, self._bias, relu=self._relu, lane=self._lane).unflatten(1, self._shape)
+        y = _dense(x, self._weight, self._bias, relu=self._relu, lane=self._lane)
+        return y.view(*y.shape[:1], *self._shape, *y.shape[2:])
 
 
 class Dropped(nn.Module):
@@ -239,14 +240,14 @@ def can_pool(pool: Any) -> bool:
     return square and pairs[3] == (1, 1) and not pool.return_indices and pairs[0][0] <= 3
 
 
-def can_fold(module: nn.Conv2d | nn.ConvTranspose2d) -> bool:
+def can_fold(module: Any) -> bool:
     """Whether a convolution of the images is faster over folded ones: few channels, and a stride."""
     plain = type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1)
     square = len(set(module.kernel_size)) == len(set(module.stride)) == len(set(module.padding)) == 1
     return plain and square and module.stride[0] > 1 and module.kernel_size[0] > module.stride[0] and module.in_channels <= 4
 
 
-def can_be_thin_input(module: nn.Conv2d | nn.ConvTranspose2d) -> bool:
+def can_be_thin_input(module: Any) -> bool:
     """Whether the thin kernels do this convolution of the images."""
     side = module.kernel_size[0]
     centred = module.kernel_size == (side, side) and side in (3, 5, 7) and module.padding == (side // 2, side // 2)
@@ -254,7 +255,7 @@ def can_be_thin_input(module: nn.Conv2d | nn.ConvTranspose2d) -> bool:
     return type(module) is nn.Conv2d and centred and few and module.stride == (1, 1) and module.dilation == (1, 1)
 
 
-def can_be_thin_output(module: nn.Conv2d | nn.ConvTranspose2d) -> bool:
+def can_be_thin_output(module: Any) -> bool:
     """Whether the thin kernels do this convolution to few channels."""
     side = module.kernel_size[0]
     centred = module.kernel_size == (side, side) and side in (3, 5, 7) and module.padding == (side // 2, side // 2)
@@ -267,7 +268,7 @@ def is_response(module: Any) -> bool:
     return type(module) is nn.LocalResponseNorm or getattr(module, "is_local_response", False)
 
 
-def _is_convolution(module: nn.ConvTranspose2d) -> bool:
+def _is_convolution(module: Any) -> bool:
     """Whether a transposed convolution is a plain one with its weight turned round."""
     fits = all(pad < side for side, pad in zip(module.kernel_size, module.padding, strict=True))
     return fits and module.stride == (1, 1) and module.dilation == (1, 1) and module.groups == 1 and _no_output_padding(module)

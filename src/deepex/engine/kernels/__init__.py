@@ -1,1 +1,1 @@
-"""Triton kernels for what PyTorch leaves apart on a GPU. Each takes and gives plain tensors; without a GPU, Triton interprets them."""
+"""Triton kernels for what PyTorch leaves apart on a GPU. Without a GPU, as in most tests, Triton interprets them."""

@@ -47,7 +47,7 @@ class _Normalise(torch.autograd.Function):
         beta: torch.Tensor,
         other: torch.Tensor | None,
         gamma2: torch.Tensor | None,
-        beta2: torch.Tensor | None,
+        beta2: torch.Tensor | None,  # noqa: ARG004 - the kernel takes it from norm2; it is here to get its gradient
         norm: nn.BatchNorm2d,
         norm2: nn.BatchNorm2d | None,
         relu: bool,
@@ -80,7 +80,7 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(y, other if second == 2 else None, z if second and relu else None, gamma, gamma2, saved, saved2)
         ctx.second, ctx.relu = second, relu
         ctx.set_materialize_grads(False)
-        return z, torch.empty(0, dtype=z.dtype, device=z.device).set_(z)  # not a view: autograd must keep them apart
+        return z, _again(z)
 
     @staticmethod
     @once_differentiable
@@ -159,7 +159,7 @@ def _split(rows: int, channels: int, heights: tuple[int, int]) -> tuple[int, int
 
 
 def _at_once(parts: int) -> int:
-    return min(triton.next_power_of_2(parts), 2048 // _FINISHED)
+    return int(min(triton.next_power_of_2(parts), 2048 // _FINISHED))
 
 
 def _tile(channels: int) -> tuple[int, int]:
@@ -176,6 +176,12 @@ def _is_small(rows: int, channels: int) -> bool:
 def _small_tile(rows: int) -> tuple[int, int]:
     height = max(triton.next_power_of_2(rows), 16)
     return height, 16 if rows <= _FEW_ROWS else 8
+
+
+def _again(z: torch.Tensor) -> torch.Tensor:
+    """The same memory as another tensor; not a view: autograd must keep them apart."""
+    other = torch.empty(0, dtype=z.dtype, device=z.device)
+    return other.set_(z.untyped_storage(), z.storage_offset(), z.shape, z.stride())
 
 
 def _tracks(norm: nn.BatchNorm2d) -> bool:

@@ -18,7 +18,8 @@ import triton.language as tl
 def take_kernel(
     images, labels, order, places, cursor, out, out_labels, out_key, factor, offset,
     height, width, out_height, out_width, pad, pixels, wide, stored,
-    CHANNELS: tl.constexpr, WIDE: tl.constexpr, MOVES: tl.constexpr, FLIPS: tl.constexpr, FOLD: tl.constexpr, BORDER: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, WIDE: tl.constexpr, MOVES: tl.constexpr, FLIPS: tl.constexpr, FOLD: tl.constexpr, BORDER: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK pixels of one image of the batch.
 
@@ -78,8 +79,9 @@ def folded_channels(fold: int, channels: int) -> int:
 class Taker:
     """Samples (count, H, W, C) and labels on the device, the order of an epoch, and how a batch is made of them.
 
-    `key` gets the key of the batch. `factor` and `offset`: one affine map per channel. `size`: height and width after the crop; `pad` as in `AugmentConfig`. `fold`:
-    the side of squares that become channels, behind a `border` of zeros, for a convolution of so large a `kernel`; 0 for a plain map.
+    `key` gets the key of the batch. `factor` and `offset`: one affine map per channel. `size`: height and width after the crop;
+    `pad` as in `AugmentConfig`. `fold`: the side of squares that become channels, behind a `border` of zeros, for a convolution of
+    so large a `kernel`; 0 for a plain map.
     """
 
     images: torch.Tensor

@@ -4,8 +4,8 @@
     gradients.point(found); gradients.send()      # after a backward pass: where they are now
     update(gradients, arena, shadow, config, rates, cursor)
 
-Weights and momentum are float32 in the arena; `shadow` is the weights' bf16 twin, which the network computes with, and is written in
-the same pass. A table on the device tells each program its piece of a gradient: address, place in the arena, length, kind.
+Weights and momentum are float32 in the arena; `shadow` is the weights' bf16 twin, which the network computes with, and is written
+in the same pass. A table on the device tells each program its piece of a gradient: address, place in the arena, length, kind.
 """
 
 import torch
@@ -68,7 +68,7 @@ def finish_kernel(sums, loss, tally, cursor, samples):
 
 
 class Gradients:
-    """Where the gradients of an arena's weights are, as the kernels see it. `decays`: whether the first part of the weights does."""
+    """Where the gradients of an arena's weights are, as the kernels see it. `decays`: whether the first part of them does."""
 
     def __init__(self, arena: Arena, *, decays: bool) -> None:
         self._slots, self._decayed = arena.layout.weights, len(arena.layout.decayed) if decays else 0

@@ -1,0 +1,66 @@
+"""The weights that a captured step computes with: the arena's own, or in bf16 their twin of half the size.
+
+twin = Twin(arena, bf16=True)
+weight = twin.of(parameter)       # a bf16 tensor; gradients are taken of it instead of the parameter
+twin.cast()                       # after somebody has changed the arena's weights
+"""
+
+import torch
+from torch import nn
+
+from deepex.engine.arena import Arena
+from deepex.engine.product import Lane
+
+
+class Twin:
+    """Stands for an arena's weights. `shadow` is one vector of the same layout; None where the arena's own are used.
+
+    `leaves` has, for each slot of the weights, what its gradient is taken of: the parameter, until its twin was asked for.
+    """
+
+    def __init__(self, arena: Arena, *, bf16: bool) -> None:
+        self._arena = arena
+        self.shadow = torch.zeros_like(arena.weights, dtype=torch.bfloat16) if bf16 else None
+        self.leaves: list[torch.Tensor] = list(arena.trainable)
+        self._places = {id(parameter): place for place, parameter in enumerate(arena.trainable)}
+
+    def of(self, parameter: nn.Parameter) -> torch.Tensor:
+        """The tensor to compute with in place of `parameter`."""
+        if self.shadow is None:
+            return parameter
+        if id(parameter) not in self._places:  # frozen: it does not change
+            return parameter.detach().to(torch.bfloat16)
+        place = self._places[id(parameter)]
+        if self.leaves[place] is parameter:
+            self.leaves[place] = self._arena.layout.weights[place].view(self.shadow).requires_grad_()
+        return self.leaves[place]
+
+    def cast(self) -> None:
+        """Take over the arena's weights."""
+        if self.shadow is not None:
+            self.shadow.copy_(self._arena.weights)
+
+    def forget_gradients(self) -> None:
+        """Before a step."""
+        for leaf, parameter in zip(self.leaves, self._arena.trainable, strict=True):
+            leaf.grad = parameter.grad = None
+
+    def gradients(self, lane: Lane) -> list[torch.Tensor]:
+        """The gradient for each slot, in the order of the slot's memory; a weight that took no part has zeros.
+
+        A parameter may have one beside its twin's: where a layer that is not fused uses it too.
+        """
+        found = []
+        for leaf, parameter in zip(self.leaves, self._arena.trainable, strict=True):
+            gradient = lane.gradient(leaf)
+            if leaf is not parameter and parameter.grad is not None:
+                gradient = parameter.grad if gradient is None else parameter.grad + gradient
+            found.append(torch.zeros_like(leaf) if gradient is None else _like(gradient, leaf))
+        return found
+
+
+def _like(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """The gradient with the strides of the leaf; nearly always it has them."""
+    strides = zip(leaf.shape, leaf.stride(), gradient.stride(), strict=True)
+    same = all(a == b for size, a, b in strides if size > 1)
+    return gradient if same else torch.empty_like(leaf, dtype=gradient.dtype).copy_(gradient)

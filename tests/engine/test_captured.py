@@ -1,0 +1,142 @@
+"""The kernels of captured steps, run one by one on a CPU (Triton interprets them), against the eager runner. Graphs: tests/gpu."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import deepex
+from deepex.comm.solo import SoloCommunicator
+from deepex.data.pack import pack
+from deepex.engine import choose
+from deepex.engine import learner as learner_module
+from deepex.engine.arena import Arena
+from deepex.engine.captured import CapturedRunner
+from deepex.engine.config import RunConfig
+from deepex.engine.learner import Learner
+from deepex.errors import ConfigError
+from deepex.recipes.job import make_job
+from deepex.record.clock import NoClock
+
+MakeData = Callable[[int], Path]
+
+
+def _arena_of_a_gpu(*arguments: Any, **options: Any) -> Arena:
+    return Arena(*arguments, **options | {"gathers": True, "moves": False})
+
+
+def _learner(monkeypatch: pytest.MonkeyPatch, config: RunConfig, *, captured: bool) -> Learner:
+    if captured:
+        monkeypatch.setattr(learner_module, "Arena", _arena_of_a_gpu)
+        monkeypatch.setattr(choose, "_eager", lambda parts, _step, _clock, _reason: (CapturedRunner(parts, NoClock()), NoClock()))
+    learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator(), NoClock())
+    monkeypatch.undo()
+    learner.start()
+    return learner
+
+
+def _train(learner: Learner, epochs: int = 2) -> list[list[float]]:
+    sums = []
+    for epoch in range(epochs):
+        learner.begin_epoch(epoch, 0)
+        for start, stop in learner.plan:
+            learner.segment(epoch, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+        sums.append(learner.runner.sums.tolist())
+    learner.feed.close()
+    return sums
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Images so small that kernels can be interpreted: 22 of 8×8."""
+    folder = tmp_path_factory.mktemp("small")
+    images = np.random.default_rng(0).integers(0, 256, (22, 8, 8, 1), dtype=np.uint8)
+    np.savez(folder / "some.npz", images=images, labels=np.arange(22) % 3)
+    pack(folder / "some.npz", folder / "packed", classes=["a", "b", "c"], validation=0.0, layout="NHWC")
+    return str(folder / "packed")
+
+
+def _config(data: str, **changes: Any) -> RunConfig:
+    own = {"net": f"{__name__}:tiny", "data": data, "batch": 8, "layout": "channels_last", "validate": "none"}
+    return deepex.recipe("fashion", own | changes)
+
+
+def tiny() -> nn.Module:
+    features = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(72, 3))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optim.momentum": 0.0, "optim.weight_decay": 0.01},
+        {"optim.nesterov": True, "optim.schedule": "cosine"},
+        {"optim.method": "lars", "optim.weight_decay": 0.01},
+        {"sync.strategy": "gradients"},
+        {"replicas": 3, "sync.period": 2, "batch": 3},
+        {"replicas": 2, "sync.strategy": "gradients"},
+        {"layout": "contiguous"},
+        {"fuse": False},
+    ],
+    ids=str,
+)
+def test_the_same_arithmetic_as_eager(changes: dict, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = _config(small, **changes)
+    eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
+    assert isinstance(captured.runner, CapturedRunner)
+    assert bool(captured.runner.choice.fusions) == (changes.keys() & {"layout", "fuse"} == set())
+    assert torch.equal(captured.arena.state, eager.arena.state), "building it leaves the arena as it was"
+    expected, found = _train(eager), _train(captured)
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    weights, reference = captured.arena.state, eager.arena.state
+    assert float((weights - reference).norm() / reference.norm()) < 1e-5
+    for one, other in zip(captured.network.buffers(), eager.network.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_an_autoencoder_learns_alike(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its random numbers come from the step's own seed, in both."""
+    options = {"filters": 16, "features": 4}
+    config = _config(small, net="cvae", objective="reconstruct", net_options=options, **{"optim.rate": 1e-4})
+    eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
+    assert _train(captured)[-1] == pytest.approx(_train(eager)[-1], rel=1e-4)
+
+
+def test_bf16_computes_with_a_twin_and_keeps_float32(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact, rounded = (_learner(monkeypatch, _config(small, precision=precision), captured=True) for precision in ("fp32", "bf16"))
+    before = exact.arena.weights.clone()
+    _train(exact)
+    _train(rounded)
+    assert rounded.arena.weights.dtype == torch.float32
+    moved, other = exact.arena.weights - before, rounded.arena.weights - before
+    assert 0 < float((moved - other).norm() / moved.norm()) < 0.1
+    shadow = rounded.runner._twin.shadow
+    torch.testing.assert_close(shadow.float(), rounded.arena.weights, rtol=2**-7, atol=1e-30)
+
+
+def test_a_network_that_replaces_its_buffers_is_refused(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="mean"):
+        _learner(monkeypatch, _config(small, net=f"{__name__}:Replacing"), captured=True)
+
+
+class Replacing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = tiny()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean()
+        return self.layers(x - self.mean)
+
+
+def test_a_cpu_has_no_graphs(make_data: MakeData) -> None:
+    config = deepex.recipe("fashion", {"data": str(make_data(48)), "step": "captured", "device": "cpu"})
+    with pytest.raises(ConfigError, match="only a GPU"):
+        Learner(make_job(config, SoloCommunicator()), SoloCommunicator())
