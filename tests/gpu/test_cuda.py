@@ -111,12 +111,14 @@ def test_nccl_on_one_rank() -> None:
     assert result.returncode == 0, result.stderr[-3000:]
 
 
-def test_ranks_change_only_the_rounding(make_data: MakeData, tmp_path: Path) -> None:
-    settings = [f"--set={s}" for s in (f"data={make_data(192)}", "batch=8", "epochs=2", "net=lenet")]
+@pytest.mark.parametrize("step", ["eager", "captured"])
+def test_ranks_change_only_the_rounding(step: str, make_data: MakeData, tmp_path: Path) -> None:
+    settings = [f"--set={s}" for s in (f"data={make_data(192)}", "batch=8", "epochs=2", "net=lenet", f"step={step}")]
     for ranks in (1, 2):
         result = run_deepex("train", "fashion", f"--ranks={ranks}", "--replicas=2", f"--out={tmp_path / str(ranks)}", *settings)
         assert result.returncode == 0, result.stderr[-3000:]
     one, two = (RunDirectory.open(tmp_path / ranks) for ranks in ("1", "2"))
     assert two.state["comm"]["kind"] == "mpi"
+    assert two.state["step"]["kind"] == step
     assert "share 1 GPU" in two.state["comm"]["reason"]
     assert two.epochs()[-1].train.loss == pytest.approx(one.epochs()[-1].train.loss, rel=1e-3)

@@ -5,8 +5,8 @@
     loss.backward(); lane.join(); lane.gradient(weight)
 
 A weight's gradient is needed by the update alone, the input's gradient by everything that follows. So the first goes to a stream of
-its own, where it fills what the other leaves of the GPU, and is given to the lane. Bias and ReLU are part of the same kernel forwards,
-and of one pass backwards.
+its own, where it fills what the other leaves of the GPU, and is given to the lane. Bias and ReLU are part of the same kernel
+forwards, and of one pass backwards.
 """
 
 from collections import deque

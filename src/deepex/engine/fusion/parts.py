@@ -18,7 +18,7 @@ from deepex.engine.kernels.response import LocalResponse
 from deepex.engine.kernels.take import folded_channels
 from deepex.engine.kernels.thin import thin_input_convolution, thin_output_convolution
 from deepex.engine.kernels.transpose import Turn
-from deepex.engine.product import Geometry, Lane, convolve, dense, flipped, folded
+from deepex.engine.product import Geometry, Lane, Reorder, convolve, dense, flipped, folded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,22 +97,23 @@ class Convolution(nn.Module):
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
         self._relu, self._lane = relu, means.lane
-        self._reorder, self._other = None, None
+        self._reorder: Reorder | None = None
+        self._other: tuple[Any, ...] = ()
+        transposed = isinstance(module, nn.ConvTranspose2d)
         self._geometry = Geometry(stride=module.stride, padding=module.padding, dilation=module.dilation, groups=module.groups)
         if folds:
             self._reorder = folded(self._weight, module.stride[0], folded_channels(module.stride[0], module.in_channels))
             self._geometry = Geometry(stride=(1, 1), padding=(0, 0))
-        elif isinstance(module, nn.ConvTranspose2d):
-            if _is_convolution(module):
-                self._reorder = flipped(self._weight)
-                padding = tuple(side - 1 - pad for side, pad in zip(module.kernel_size, module.padding, strict=True))
-                self._geometry = Geometry(stride=(1, 1), padding=padding)
-            else:
-                self._other = (module,)
+        elif transposed and _is_convolution(module):
+            self._reorder = flipped(self._weight)
+            padding = tuple(side - 1 - pad for side, pad in zip(module.kernel_size, module.padding, strict=True))
+            self._geometry = Geometry(stride=(1, 1), padding=padding)
+        elif transposed:
+            self._other = (module,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = _last(x.to(self._weight.dtype))
-        if self._other is None:
+        if not self._other:
             return convolve(x, self._weight, self._bias, self._geometry, relu=self._relu, lane=self._lane, reorder=self._reorder)
         module = self._other[0]
         y = functional.conv_transpose2d(

@@ -1,0 +1,256 @@
+"""Captured steps on a GPU: numerics against float64, equal learning, replays that draw anew, phases, memory."""
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import deepex
+from deepex.comm.solo import SoloCommunicator
+from deepex.data.dataset import PackedDataset
+from deepex.engine.captured import CapturedRunner
+from deepex.engine.config import RunConfig
+from deepex.engine.learner import Learner
+from deepex.engine.runner import EagerRunner
+from deepex.recipes.job import SAMPLES, make_job
+from deepex.record import PHASES
+
+MakeData = Callable[[int], Path]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
+# ‖weights − float64's‖ / ‖what float64 moved them‖ after a few steps
+BOUNDS = {
+    ("fp32", "eager"): 1e-3,
+    ("fp32", "captured"): 1e-3,
+    ("tf32", "captured"): 2e-2,
+    ("bf16", "eager"): 0.15,
+    ("bf16", "captured"): 0.15,
+}
+
+
+@pytest.fixture(autouse=True)
+def _gpu() -> None:
+    assert torch.cuda.is_available(), "these tests need a GPU"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def _config(data: Path | str, **changes: Any) -> RunConfig:
+    own = {"net": "resnet18", "data": str(data), "batch": 32, "layout": "channels_last", "validate": "none", "step": "captured"}
+    return deepex.recipe("fashion", own | changes)
+
+
+def _learner(config: RunConfig) -> Learner:
+    comm = SoloCommunicator()
+    learner = Learner(make_job(config, comm), comm)
+    learner.start()
+    return learner
+
+
+def _epoch(learner: Learner, number: int) -> list[float]:
+    learner.begin_epoch(number, 0)
+    for start, stop in learner.plan:
+        learner.segment(number, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+    return learner.runner.sums.tolist()
+
+
+def _exact_weights(config: RunConfig, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Initial weights and those after some steps of plain SGD in float64, on the same batches in the same order."""
+    job = make_job(config, SoloCommunicator())
+    network = job.network.double().cuda().train()
+    before = [p.detach().clone() for p in network.parameters()]
+    momenta = [torch.zeros_like(p) for p in network.parameters()]
+    learner = _learner(deepex.recipe("fashion", {**_table(config), "step": "eager", "precision": "fp32"}))
+    learner.begin_epoch(0, 0)
+    for _ in range(steps):
+        raw, labels = learner.feed.next()
+        images = learner.step.prepare(raw).double()
+        for parameter in network.parameters():
+            parameter.grad = None
+        nn.functional.cross_entropy(network(images), labels).backward()
+        with torch.no_grad():
+            for parameter, momentum in zip(network.parameters(), momenta, strict=True):
+                momentum.mul_(config.optim.momentum).add_(parameter.grad)
+                parameter.sub_(config.optim.rate * momentum)
+    learner.feed.close()
+    return _flat(before), _flat(list(network.parameters()))
+
+
+def _table(config: RunConfig) -> dict[str, Any]:
+    return {"net": config.net, "data": config.data, "batch": config.batch, "layout": config.layout, "validate": "none"}
+
+
+def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().double().flatten().cpu() for tensor in tensors])
+
+
+@pytest.mark.parametrize(("precision", "step"), BOUNDS)
+@pytest.mark.parametrize("net", ["resnet18", "lenet"])
+def test_each_precision_against_float64(net: str, precision: str, step: str, make_data: MakeData) -> None:
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    config = _config(make_data(192), net=net, precision=precision, step=step, **{"optim.rate": 0.01})
+    learner = _learner(config)
+    _epoch(learner, 0)
+    found = _flat(list(learner.network.parameters()))
+    learner.feed.close()
+    before, exact = _exact_weights(config, 6)
+    off = float((found - exact).norm() / (exact - before).norm())
+    print(net, precision, step, off)
+    assert off < BOUNDS[precision, step]
+
+
+def test_bf16_captured_learns_as_fp32_eager_does() -> None:
+    """Three seeds each: the errors after three epochs differ by less than the seeds make them differ, and a little."""
+    errors = {}
+    for name, changes in {"exact": {"step": "eager"}, "fast": {"step": "captured", "precision": "bf16"}}.items():
+        found = []
+        for seed in (1, 2, 3):
+            config = deepex.recipe("fashion", {"epochs": 3, "seed": seed, "net": "resnet18", "layout": "channels_last", **changes})
+            learner = _learner(config)
+            sums = [_epoch(learner, epoch) for epoch in range(3)]
+            learner.feed.close()
+            found.append([total / PackedDataset.open(SAMPLES / "fashion").part("train").count for total in sums[-1]])
+        errors[name] = found
+    print(errors)
+    for place in range(2):  # loss, error
+        exact, fast = ([row[place] for row in errors[name]] for name in ("exact", "fast"))
+        spread = max(statistics.stdev(exact), 0.02 * statistics.mean(exact))
+        assert abs(statistics.mean(fast) - statistics.mean(exact)) < 2 * spread
+
+
+def test_replays_take_other_batches_and_other_crops(make_data: MakeData) -> None:
+    """The captured input kernel against the samples themselves."""
+    config = _config(make_data(96), net="lenet", batch=16, **{"augment.pad": 3, "augment.flip": True, "fuse": False})
+    learner = _learner(config)
+    source = learner.runner._source
+    learner.begin_epoch(0, 0)
+    raw, labels = learner.feed.images.cpu(), learner.feed.labels.cpu()
+    seen = []
+    for row in range(6):
+        source.cursor.fill_(row)
+        images, given = source.take(16)
+        order = learner.feed.order[16 * row : 16 * (row + 1)].cpu()
+        assert torch.equal(given.cpu(), labels[order])
+        for image, number in zip(images.cpu(), order.tolist(), strict=True):
+            assert _is_crop(image[0], learner.step.prepare(learner.feed.images[number : number + 1])[0, 0].cpu(), learner, pad=3)
+        seen += order.tolist()
+    assert sorted(seen) == list(range(96))
+    assert raw.shape[0] == 96
+    learner.feed.close()
+
+
+def _is_crop(image: torch.Tensor, whole: torch.Tensor, learner: Learner, pad: int) -> bool:
+    """Whether `image` is `whole`, shifted by up to `pad` over black, perhaps mirrored."""
+    black = float(learner.step.prepare(torch.zeros_like(learner.feed.images[:1]))[0, 0, 0, 0])
+    wide = nn.functional.pad(whole, (pad,) * 4, value=black)
+    height, width = image.shape
+    crops = [wide[y : y + height, x : x + width] for y in range(2 * pad + 1) for x in range(2 * pad + 1)]
+    return any(torch.allclose(image, one, atol=1e-5) for crop in crops for one in (crop, crop.flip(1)))
+
+
+@pytest.mark.parametrize("placement", ["device", "host", "stream"])
+@pytest.mark.parametrize("changes", [{}, {"sync.strategy": "gradients"}, {"replicas": 3, "sync.period": 2}])
+def test_captured_and_eager_agree(changes: dict, placement: str, make_data: MakeData) -> None:
+    """With a last batch of another size, and in float32; to the rounding that the GPU's own sums have."""
+    settings = {"net": "lenet", "batch": 20, "placement": placement, **changes}
+    found = []
+    for step in ("eager", "captured"):
+        learner = _learner(_config(make_data(192), step=step, **settings))
+        assert isinstance(learner.runner, CapturedRunner if step == "captured" else EagerRunner)
+        found.append([_epoch(learner, epoch) for epoch in range(3)])
+        learner.feed.close()
+    assert found[1] == [pytest.approx(row, rel=2e-3) for row in found[0]]
+
+
+def test_dropout_draws_anew_in_each_step_and_the_same_in_each_run(make_data: MakeData) -> None:
+    config = _config(make_data(96), net="tests.gpu.test_captured_gpu:masking", batch=16)
+    runs = []
+    for _ in range(2):
+        learner = _learner(config)
+        assert not learner.runner._random, "our own kernel draws by the step's key"
+        runs.append([_epoch(learner, epoch)[0] for epoch in range(2)])
+        learner.feed.close()
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+def masking() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(784, 10))
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_no_device_synchronisation_within_an_epoch(fuse: bool, make_data: MakeData) -> None:
+    learner = _learner(_config(make_data(192), batch=16, fuse=fuse, precision="bf16"))
+    for epoch in range(2):
+        learner.begin_epoch(epoch, 0)
+        torch.cuda.set_sync_debug_mode("error" if epoch else "default")
+        try:
+            for start, stop in learner.plan:
+                learner.segment(epoch, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    learner.feed.close()
+
+
+def test_phases_inside_the_graph_account_for_the_epoch(make_data: MakeData) -> None:
+    learner = _learner(_config(make_data(1920), batch=32, precision="bf16"))
+    _epoch(learner, 0)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    learner.begin_epoch(1, 0)
+    start.record()
+    for first, stop in learner.plan:
+        learner.segment(1, first, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+    end.record()
+    phases = learner.clock.seconds()
+    seconds = start.elapsed_time(end) / 1000
+    learner.feed.close()
+    assert sum(phases.values()) == pytest.approx(seconds, rel=0.05)
+    assert all(phases[name] > 0 for name in PHASES)
+    assert phases["backward"] > phases["forward"] > phases["update"]
+
+
+def test_short_runs_do_without_a_capture(make_data: MakeData, tmp_path: Path) -> None:
+    config = deepex.recipe("fashion", {"data": str(make_data(192)), "epochs": 1})
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert run.state["step"]["kind"] == "eager"
+    assert "the whole run takes about" in run.state["step"]["reason"]
+
+
+def test_a_network_that_cannot_be_captured_runs_eagerly(
+    make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepex.engine.choose._CAPTURE_SECONDS", 0.0)
+    config = deepex.recipe("fashion", {"data": str(make_data(192)), "epochs": 1, "net": "tests.gpu.test_captured_gpu:Asking"})
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert run.state["step"]["kind"] == "eager"
+    assert "capturing it failed" in run.state["step"]["reason"]
+    assert run.epochs()[-1].train.loss < 10
+
+
+class Asking(nn.Module):
+    """Reads from the device, which a capture forbids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(784, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1) * float(x.abs().max()))
+
+
+def test_graphs_use_no_more_memory_than_steps_do(make_data: MakeData) -> None:
+    peaks = {}
+    for step in ("eager", "captured"):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        learner = _learner(_config(make_data(192), step=step, batch=96, precision="bf16"))
+        _epoch(learner, 0)
+        torch.cuda.synchronize()
+        peaks[step] = torch.cuda.max_memory_allocated() - before
+        learner.feed.close()
+        del learner
+    print(peaks)
+    assert peaks["captured"] < 1.25 * peaks["eager"]
