@@ -1,13 +1,13 @@
 # make run    install, then train networks on the samples on 1 and on 2 ranks and show what that gained
 # make test   all tests        make test-openmpi   those that start ranks, under Open MPI
-# make check   linters, types, import order        make bench   the benchmarks of this machine
+# make check   linters, types, import order        make bench   the benchmarks of this machine        make bench-gpu   of its GPU
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 OUT    ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test test-openmpi test-gpu check bench clean
+.PHONY: run test test-openmpi test-gpu check bench bench-gpu clean
 .DEFAULT_GOAL := run
 
 $(READY): pyproject.toml constraints.txt
@@ -49,6 +49,10 @@ check: $(READY)
 
 bench: $(READY)
 	for name in startup one_rank two_ranks one_sync memory packing feeds feed_memory; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+bench-gpu: $(READY)
+	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/gpu_replicas.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-openmpi .pytest_cache .mypy_cache .ruff_cache .hypothesis
