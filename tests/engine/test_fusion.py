@@ -169,3 +169,43 @@ def test_what_cannot_be_traced_runs_as_it_is(wrap: Callable[[nn.Module], nn.Modu
     exact = copy.deepcopy(network)
     images = torch.rand(2, 1, 8, 8, device=DEVICE)
     torch.testing.assert_close(_fused(network)[0](images), exact(images), rtol=1e-4, atol=1e-4)
+
+
+class _Tied(nn.Module):
+    """One layer in two places, of which the fusion takes one by the lane and leaves the other, or its bias, to autograd."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.conv, self.dense = kind, nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 4)
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "pooled":
+            return self.pool(functional.relu(self.conv(self.conv(x)))).mean((2, 3))
+        if self.kind == "unfused":
+            return functional.conv2d(self.conv(x), self.conv.weight).mean((2, 3))
+        return self.dense(x.mean((2, 3))) @ self.dense.weight
+
+
+@pytest.mark.parametrize("kind", ["pooled", "unfused", "dense"])
+def test_tied_weights_get_the_gradients_of_all_their_uses(kind: str) -> None:
+    torch.manual_seed(0)
+    _compare_used(_Tied(kind).to(DEVICE), torch.randn(2, 4, 6, 6, device=DEVICE))
+
+
+def _compare_used(network: nn.Module, images: torch.Tensor) -> Fused:
+    """Outputs, and the gradients of those parameters that have any."""
+    exact = copy.deepcopy(network)
+    fused, lane = _fused(network)
+    found, expected = fused(images), exact(images)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    direction = torch.randn_like(expected)
+    found.backward(direction)
+    lane.join()
+    expected.backward(direction)
+    for (name, parameter), reference in zip(network.named_parameters(), exact.parameters(), strict=True):
+        gradient = lane.gradient(parameter)
+        assert (gradient is None) == (reference.grad is None), name
+        if gradient is not None:
+            torch.testing.assert_close(gradient, reference.grad, rtol=1e-3, atol=1e-4, msg=name)
+    return fused

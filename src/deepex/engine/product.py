@@ -9,6 +9,8 @@ its own, where it fills what the other leaves of the GPU, and is given to the la
 forwards, and of one pass backwards.
 """
 
+import functools
+import operator
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
@@ -40,9 +42,11 @@ class Lane:
         before = self._gradients.get(id(leaf))
         self._gradients[id(leaf)] = gradient if before is None else before + gradient
 
-    def gradient(self, leaf: torch.Tensor) -> torch.Tensor | None:
-        """What a leaf was given; else what autograd gave it."""
-        return self._gradients.get(id(leaf), leaf.grad)
+    def gradient(self, leaf: torch.Tensor, *twins: torch.Tensor) -> torch.Tensor | None:
+        """What a leaf was given here and by autograd, each for some of its uses; with what autograd gave its twins."""
+        found = [self._gradients.get(id(leaf)), *(one.grad for one in (leaf, *twins))]
+        gradients = [gradient for gradient in found if gradient is not None]
+        return functools.reduce(operator.add, gradients) if gradients else None
 
     def clear(self) -> None:
         """Before a step."""
