@@ -209,3 +209,28 @@ def _compare_used(network: nn.Module, images: torch.Tensor) -> Fused:
         if gradient is not None:
             torch.testing.assert_close(gradient, reference.grad, rtol=1e-3, atol=1e-4, msg=name)
     return fused
+
+
+def test_dense_layers_around_maps_in_any_order_of_memory() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 24), nn.Unflatten(1, (-1, 2, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(24, 5)).to(DEVICE)
+    for layer in (network[0], network[4]):
+        layer.weight.data = layer.weight.data.t().contiguous().t()
+    fused = _compare_used(network, torch.randn(8, 3, device=DEVICE))
+    assert fused.found["dense + unflattening + ReLU"] == 1
+    assert fused.found["flattening + dense"] == 1
+
+
+def test_an_unflattening_may_leave_a_side_open() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 24), nn.Unflatten(1, (-1, 2, 3)), nn.ReLU()).to(DEVICE)
+    _compare_used(network, torch.randn(8, 3, device=DEVICE))
+
+
+@pytest.mark.parametrize("kind", ["no affine", "no bias", "no statistics"])
+def test_batch_norms_that_lack_something(kind: str) -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4, affine=kind != "no affine", track_running_stats=kind != "no statistics")
+    if kind == "no bias":
+        norm.register_parameter("bias", None)
+    _compare_used(nn.Sequential(norm, nn.ReLU()).to(DEVICE), torch.randn(4, 4, 5, 5, device=DEVICE))

@@ -176,9 +176,9 @@ class _Work:
     def _norm(self, node: fx.Node) -> nn.BatchNorm2d | None:
         """The batch norm that a node calls, if the kernels can do it."""
         module = self._plain(node)
-        if type(module) is not nn.BatchNorm2d or not module.affine or module.momentum is None or not module.training:
+        if type(module) is not nn.BatchNorm2d or module.momentum is None or not module.training:
             return None
-        return module
+        return None if module.weight is None or module.bias is None else module
 
     def _activated(self, node: fx.Node) -> tuple[fx.Node, bool]:
         """The node's ReLU if that is all that uses it, and whether there is one."""

@@ -183,7 +183,7 @@ class FlatDense(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.to(self._weight.dtype)
-        if x.dim() == 4 and x.shape[2] * x.shape[3] > 1 and len(x) >= len(self._weight):
+        if x.dim() == 4 and x.shape[2] * x.shape[3] > 1 and len(x) >= len(self._weight) and self._weight.is_contiguous():
             turn = Turn(outer=len(self._weight), rows=x.shape[1], columns=x.shape[2] * x.shape[3])
             flat = _last(x).permute(0, 2, 3, 1).reshape(len(x), -1)
             return dense(flat, self._weight, self._bias, relu=self._relu, lane=self._lane, reorder=turn)
@@ -196,11 +196,12 @@ class DenseMaps(nn.Module):
     def __init__(self, module: nn.Linear, shape: tuple[int, ...], means: Means, *, relu: bool) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
-        self._shape, self._relu, self._lane = tuple(shape), relu, means.lane
+        self._shape = tuple(torch.empty(len(self._weight), device="meta").unflatten(0, shape).shape)  # one side may be −1
+        self._relu, self._lane = relu, means.lane
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.to(self._weight.dtype)
-        if x.dim() == 2 and len(self._shape) == 3 and len(x) >= self._weight.shape[1]:
+        if x.dim() == 2 and len(self._shape) == 3 and len(x) >= self._weight.shape[1] and self._weight.is_contiguous():
             channels, height, width = self._shape
             turn = Turn(rows=channels, columns=height * width, inner=self._weight.shape[1])
             bias_turn = Turn(rows=channels, columns=height * width)
