@@ -233,4 +233,4 @@ def test_batch_norms_that_lack_something(kind: str) -> None:
     norm = nn.BatchNorm2d(4, affine=kind != "no affine", track_running_stats=kind != "no statistics")
     if kind == "no bias":
         norm.register_parameter("bias", None)
-    _compare_used(nn.Sequential(norm, nn.ReLU()).to(DEVICE), torch.randn(4, 4, 5, 5, device=DEVICE))
+    _compare_used(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.ReLU()).to(DEVICE), torch.randn(4, 4, 5, 5, device=DEVICE))
