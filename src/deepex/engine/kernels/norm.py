@@ -123,7 +123,7 @@ def apply_kernel(
     if SHORTCUT == 2:
         value += _normed(shortcut, saved2, channel, known, inside, at, num_channels)
     if RELU:
-        value = tl.maximum(value, 0.0)
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)  # a NaN is seen, not lost
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -296,7 +296,7 @@ def small_kernel(
             momentum2, TRACKS2,
         )  # fmt: skip
     if RELU:
-        value = tl.maximum(value, 0.0)
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)  # a NaN is seen, not lost
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
