@@ -163,6 +163,11 @@ class Arena:
             for weight in self.trainable:
                 weight.grad = None
 
+    def take_back_gradients(self) -> None:
+        """Let autograd add to the arena's gradients again, after somebody else has taken each where it was made."""
+        for index, weight in enumerate(self.trainable):
+            weight.grad = self._gradient_views[index] if self.gathers and not self._moves else None
+
     def take_back_buffers(self) -> None:
         """Take over the values of buffers that the network has replaced (`self.mean = …`), and make it use the arena's again."""
         for owner, name, held in self._buffers:
@@ -217,10 +222,9 @@ class Arena:
         for index, (weight, view) in enumerate(zip(self.trainable, self.weight_views(), strict=True)):
             view.copy_(weight.data)
             weight.data = view
-            weight.grad = None
             if self._moves:
                 weight.register_post_accumulate_grad_hook(self._receiver(index))
-        self.attach_gradients()
+        self.take_back_gradients()
         for slot in self.layout.frozen:
             view = slot.view(self.frozen)
             view.copy_(parameters[slot.name].data)

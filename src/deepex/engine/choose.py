@@ -1,4 +1,4 @@
-"""Which way of running steps is fastest here: one by one, compiled, or captured; and why.
+"""Which way of running steps is fastest here: one by one, or captured; and why.
 
     runner, clock = make_runner(parts, step)
 
@@ -24,15 +24,20 @@ def make_runner(parts: Parts, step: EagerStep, *, steps: int, clock: PhaseClock 
     if asked == "captured" and device.type != "cuda":
         raise ConfigError("step is captured, but the device is a CPU: only a GPU can replay a step; set step=auto")
     if asked in ("auto", "captured") and device.type == "cuda":
-        short = None if asked == "captured" else _too_short(parts, step, steps)
+        timed = asked == "auto" and not parts.config.deterministic  # what was timed may decide otherwise next time
+        short = _too_short(parts, step, steps) if timed else None
         if short is None:
             try:
                 return _captured(parts, clock)
             except Exception as error:
                 if asked == "captured":
                     raise ConfigError(f"step is captured, but this network cannot be ({error}): set step=eager") from error
-                short = f"capturing it failed ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+                parts.arena.take_back_gradients()
+                parts.arena.take_back_buffers()
+                short = f"capturing it failed ({type(error).__name__}: {_first_line(error)})"
         return _eager(parts, step, clock, f"{short}: PyTorch's operators one by one")
+    if asked == "compiled":
+        raise ConfigError("step is compiled, but steps are run one by one or captured: set step=auto, eager or captured")
     reason = "asked for" if asked == "eager" else "a CPU: PyTorch's operators one by one"
     return _eager(parts, step, clock, reason)
 
@@ -54,6 +59,10 @@ def _too_short(parts: Parts, step: EagerStep, steps: int) -> str | None:
     """Why a run is over before a capture would have paid; None if it is not."""
     seconds = steps * step.trial_seconds(parts.samples.shards.batch)
     return f"the whole run takes about {seconds:.0f} s so" if seconds < _CAPTURE_SECONDS else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["no message"])[0][:200]
 
 
 def _make_event() -> Event:
