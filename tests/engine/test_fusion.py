@@ -234,3 +234,18 @@ def test_batch_norms_that_lack_something(kind: str) -> None:
     if kind == "no bias":
         norm.register_parameter("bias", None)
     _compare_used(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.ReLU()).to(DEVICE), torch.randn(4, 4, 5, 5, device=DEVICE))
+
+
+def test_a_norm_in_two_places_is_counted_twice_in_one_place() -> None:
+    norm = nn.BatchNorm2d(4)
+    fused, _ = _fused(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.Conv2d(4, 4, 1), norm, nn.BatchNorm2d(4)).to(DEVICE).train())
+    assert len({counter.data_ptr() for counter in fused.counters}) == len(fused.counters) == 2
+    assert sorted(fused.calls) == [1, 2]
+
+
+@pytest.mark.parametrize("rows", [2, 60])
+def test_what_is_not_a_number_is_seen_behind_a_fused_relu(rows: int) -> None:
+    fused, _ = _fused(nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()).to(DEVICE).train())
+    images = torch.randn(2, 4, rows, 20, device=DEVICE)
+    images[0, 1, 0, 0] = float("nan")
+    assert fused(images)[:, 1].isnan().all()

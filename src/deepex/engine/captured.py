@@ -136,7 +136,7 @@ class CapturedRunner(Runner):
             output = self._fused(images)
         loss, tally = loss_and_tally(parts.objective, output, images, labels)
         if self._fused.counters:
-            torch._foreach_add_(self._fused.counters, 1)
+            torch._foreach_add_(self._fused.counters, self._fused.calls)
         clock.mark(FORWARD)
         loss.backward()
         self._lane.join()

@@ -28,8 +28,8 @@ _ADD = (operator.add, operator.iadd, torch.add, "add", "add_")
 class Fused:
     """A network's forward pass in training, in fewer kernels.
 
-    `found` counts what was put together. `fold`: side of the squares, border and kernel of the folded images that it takes; zeros
-    for plain ones.
+    `found` counts what was put together. `fold`: side of the squares, border and kernel of the folded images that it takes; zeros for plain ones.
+    `counters`: of the batch norms' batches; a step adds `calls`, of which a norm that stands in two places has two.
     """
 
     def __init__(
@@ -40,7 +40,9 @@ class Fused:
         fold: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         self._run, self.found, self.fold = run, found, fold
-        self.counters = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
+        counters = {id(norm): norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None}
+        self.counters = list(counters.values())
+        self.calls = [sum(id(norm) == one for norm in norms) for one in counters]  # of each one's norm, in a step
 
     def __call__(self, images: torch.Tensor) -> Any:
         """The output for a batch."""
@@ -169,7 +171,9 @@ class _Work:
         if type(module) is nn.MaxPool2d and parts.can_pool(module):
             self._replace("max pooling", parts.Pool(module), node)
         elif type(module) is nn.Dropout and module.training and module.p > 0:
-            self._replace("dropout", parts.Dropped(module, self._means, self._found["dropout"]), node)
+            self._replace(
+                "dropout", parts.Dropped(module, self._means, 1 + self._found["dropout"]), node
+            )  # salt 0: crops and flips
         elif parts.is_response(module):
             self._replace("local response", parts.Response(module), node)
 
