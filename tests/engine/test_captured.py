@@ -120,9 +120,26 @@ def test_bf16_computes_with_a_twin_and_keeps_float32(small: str, monkeypatch: py
     torch.testing.assert_close(shadow.float(), rounded.arena.weights, rtol=2**-7, atol=1e-30)
 
 
-def test_a_network_that_replaces_its_buffers_is_refused(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="mean"):
-        _learner(monkeypatch, _config(small, net=f"{__name__}:Replacing"), captured=True)
+def test_buffers_that_a_network_replaces(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = _config(small, net=f"{__name__}:Replacing")
+    eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
+    assert _train(captured)[-1] == pytest.approx(_train(eager)[-1], rel=1e-4)
+    assert float(captured.network.mean) == pytest.approx(float(eager.network.mean), rel=1e-4) != 0.0
+
+
+def test_a_network_that_counts_its_calls_is_refused(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="attributes"):
+        _learner(monkeypatch, _config(small, net=f"{__name__}:Counting"), captured=True)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.calls = tiny(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layers(x) / self.calls
 
 
 class Replacing(nn.Module):

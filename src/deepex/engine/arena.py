@@ -176,16 +176,6 @@ class Arena:
                 held.copy_(found.detach())
                 owner._buffers[name] = held
 
-    def replaced_buffer(self) -> str | None:
-        """The name of a buffer that the network has replaced, if there is one."""
-        return next((name for owner, name, held in self._buffers if owner._buffers[name] is not held), None)
-
-    def attach_gradients(self) -> None:
-        """Make autograd add to the arena's gradients again, where it does that, after somebody else has used the weights' own."""
-        if self.gathers and not self._moves:
-            for weight, view in zip(self.trainable, self._gradient_views, strict=True):
-                weight.grad = view
-
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter and averaged buffer by the module's own name."""
         regions = (

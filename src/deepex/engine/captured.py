@@ -13,8 +13,10 @@ Graphs share one pool of memory: they run one after another, and none leaves any
 
 import gc
 import time
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
@@ -24,6 +26,7 @@ from typing_extensions import override
 from deepex.data.feeds.samples import Turn
 from deepex.engine.fusion import Fused, fuse
 from deepex.engine.fusion.parts import Means
+from deepex.engine.fusion.trace import host_random
 from deepex.engine.kernels.loss import loss_and_tally
 from deepex.engine.kernels.update import Gradients, finish_kernel, update
 from deepex.engine.product import Lane
@@ -126,22 +129,14 @@ class CapturedRunner(Runner):
 
     # --- one step
 
-    def _step(self, size: int, table: Gradients, *, capturing: bool) -> None:
+    def _step(self, size: int, table: Gradients, *, capturing: bool, strict: bool = False) -> None:
+        """One step on the current stream. `strict`: an error if it makes the host wait for the device."""
         parts, clock = self._parts, self._clock
         images, labels = self._source.take(size)
         clock.mark(INPUT)
-        self._twin.forget_gradients()
-        self._lane.clear()
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
-            output = self._fused(images)
-        loss, tally = loss_and_tally(parts.objective, output, images, labels)
-        if self._fused.counters:
-            torch._foreach_add_(self._fused.counters, self._fused.calls)
-        clock.mark(FORWARD)
-        loss.backward()
-        self._lane.join()
-        gradients = self._twin.gradients(self._lane)
-        table.point(gradients)
+        with _no_waiting() if strict else nullcontext():
+            loss, tally = self._compute(images, labels)
+        table.point(self._twin.gradients(self._lane))
         if not capturing:
             table.send()
         if not parts.updates or self._gathered is not None:
@@ -149,9 +144,24 @@ class CapturedRunner(Runner):
         clock.mark(BACKWARD)
         if parts.updates:
             self._update(table)
-        finish_kernel[(1,)](self.sums, loss.detach(), tally, self._source.cursor, float(size), num_warps=1)
+        finish_kernel[(1,)](self.sums, loss, tally, self._source.cursor, float(size), num_warps=1)
         if parts.updates:
             clock.mark(UPDATE)
+
+    def _compute(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Forwards and backwards: loss and tally."""
+        self._twin.forget_gradients()
+        self._lane.clear()
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
+            output = self._fused(images)
+        loss, tally = loss_and_tally(self._parts.objective, output, images, labels)
+        if self._fused.counters:
+            torch._foreach_add_(self._fused.counters, self._fused.calls)
+        self._clock.mark(FORWARD)
+        loss.backward()
+        self._lane.join()
+        self._parts.arena.take_back_buffers()  # part of the graph: the values of buffers that the network replaces
+        return loss.detach(), tally
 
     def _update(self, table: Gradients) -> None:
         arena, optim = self._parts.arena, self._parts.config.optim
@@ -215,27 +225,41 @@ class CapturedRunner(Runner):
         torch.cuda.synchronize(self._device)
         gc.collect()
         torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         # Not "global": a thread may be bringing samples to the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            for table in tables:
-                self._step(size, table, capturing=True)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                for table in tables:
+                    self._step(size, table, capturing=True)
+        except BaseException:
+            torch.cuda.set_stream(current)  # where torch does not leave it after a failure
+            raise
         self._pool = graph.pool()
         for table in tables:
             table.send()
         return _Lap(size, steps, graph.replay, tables)
 
     def _warm_up(self, size: int, table: Gradients) -> None:
-        """Run the step as it is: cuDNN and Triton choose and compile, and it shows whether the network draws random numbers."""
-        for _ in range(_WARM_UPS):
+        """Run the step as it is: cuDNN and Triton choose and compile, and what the network does beside arithmetic shows.
+
+        What a graph could not repeat is found here, because a capture that fails in the middle leaves torch unsettled.
+        """
+        generator, cuda = generator_of(self._device), self._stream is not None
+        for again in (False, True):
             self._source.cursor.zero_()
-            before = generator_of(self._device).get_state()
-            self._step(size, table, capturing=False)
-            self._random = self._random or not torch.equal(generator_of(self._device).get_state(), before)
-        replaced = self._parts.arena.replaced_buffer()
-        if replaced is not None:
-            raise ConfigError(f"the network replaces its buffer {replaced!r} in each step, which a replay would not see")
+            before, drawn, held = generator.get_state(), host_random(), self._attributes()
+            self._step(size, table, capturing=False, strict=again and cuda)
+            self._random = self._random or not torch.equal(generator.get_state(), before)
+            if cuda and host_random() != drawn:
+                raise ConfigError("the network draws random numbers on the host, which a replay would not")
+            if again and self._attributes() != held:
+                raise ConfigError("the network changes its attributes in each step, which a replay would not")
         self._source.cursor.zero_()
+
+    def _attributes(self) -> list[Any]:
+        """What the network's modules hold beside tensors and modules: numbers, words."""
+        modules, plain = self._parts.network.modules(), (int, float, str)
+        return [(name, value) for module in modules for name, value in vars(module).items() if isinstance(value, plain)]
 
     def _time(self, lap: _Lap) -> float:
         """Seconds of a step."""
@@ -255,11 +279,25 @@ class CapturedRunner(Runner):
         return [(tensor, tensor.clone()) for tensor in held]
 
     def _put_back(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._parts.arena.take_back_buffers()
         for tensor, value in kept:
             tensor.copy_(value)
         self._twin.forget_gradients()
         self._lane.clear()
-        self._parts.arena.attach_gradients()
+        self._parts.arena.take_back_gradients()
         self.sums.zero_()
         self._source.cursor.zero_()
         self._clock.reset()
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Within, whatever makes the host wait for the device is an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)

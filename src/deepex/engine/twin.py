@@ -23,13 +23,14 @@ class Twin:
         self.shadow = torch.zeros_like(arena.weights, dtype=torch.bfloat16) if bf16 else None
         self.leaves: list[torch.Tensor] = list(arena.trainable)
         self._places = {id(parameter): place for place, parameter in enumerate(arena.trainable)}
+        self._frozen: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor:
         """The tensor to compute with in place of `parameter`."""
         if self.shadow is None:
             return parameter
-        if id(parameter) not in self._places:  # frozen: it does not change
-            return parameter.detach().to(torch.bfloat16)
+        if id(parameter) not in self._places:
+            return self._frozen.setdefault(id(parameter), (parameter.detach().to(torch.bfloat16), parameter))[0]
         place = self._places[id(parameter)]
         if self.leaves[place] is parameter:
             self.leaves[place] = self._arena.layout.weights[place].view(self.shadow).requires_grad_()
@@ -39,6 +40,8 @@ class Twin:
         """Take over the arena's weights."""
         if self.shadow is not None:
             self.shadow.copy_(self._arena.weights)
+            for twin, parameter in self._frozen.values():  # these change when a checkpoint is loaded
+                twin.copy_(parameter.detach())
 
     def forget_gradients(self) -> None:
         """Before a step."""
@@ -52,9 +55,7 @@ class Twin:
         """
         found = []
         for leaf, parameter in zip(self.leaves, self._arena.trainable, strict=True):
-            gradient = lane.gradient(leaf)
-            if leaf is not parameter and parameter.grad is not None:
-                gradient = parameter.grad if gradient is None else parameter.grad + gradient
+            gradient = lane.gradient(leaf) if leaf is parameter else lane.gradient(leaf, parameter)
             found.append(torch.zeros_like(leaf) if gradient is None else _like(gradient, leaf))
         return found
 

@@ -144,10 +144,12 @@ def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.C
 
 
 def _as_begun(config: RunConfig, run: RunDirectory) -> RunConfig:
-    """Take what is left to us as the run has it: replicas, and the layout, which a trial might choose differently this time."""
+    """Take what is left to us as the run has it: replicas; layout and step, which a trial might choose differently this time."""
     replicas = config.replicas or run.state["replicas"]
     layout = run.config["layout"] if config.layout == "auto" else config.layout
-    return dataclasses.replace(config, replicas=replicas, layout=layout)
+    begun, same = run.state.get("step", {}).get("kind"), run.state.get("device") == pick_device(config.device, 0).type
+    step = begun if config.step == "auto" and begun and same else config.step
+    return dataclasses.replace(config, replicas=replicas, layout=layout, step=step)
 
 
 def _check_epochs(path: Path, config: RunConfig, checkpoint: checkpoints.Checkpoint | None) -> None:

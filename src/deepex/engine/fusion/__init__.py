@@ -28,8 +28,8 @@ _ADD = (operator.add, operator.iadd, torch.add, "add", "add_")
 class Fused:
     """A network's forward pass in training, in fewer kernels.
 
-    `found` counts what was put together. `fold`: side of the squares, border and kernel of the folded images that it takes; zeros for plain ones.
-    `counters`: of the batch norms' batches; a step adds `calls`, of which a norm that stands in two places has two.
+    `found` counts what was put together. `fold`: side of the squares, border and kernel of the folded images that it takes; zeros
+    for plain ones. `counters`: of the batch norms' batches; a step adds `calls`, of which a norm that stands in two places has two.
     """
 
     def __init__(

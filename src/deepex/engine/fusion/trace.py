@@ -16,10 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def trace(network: nn.Module) -> fx.Graph | None:
-    """The graph; modules whose code cannot be traced, or that have hooks or change themselves, stay closed.
-
-    None if the network itself must stay closed. It is left as it was.
-    """
+    """The graph; modules whose code cannot be traced, or that have hooks, stay closed. None if that is the network itself."""
     closed: set[nn.Module] = set()
     graph = None
     for module in reversed(list(network.modules())):  # children come after their parents
@@ -35,23 +32,6 @@ def trace(network: nn.Module) -> fx.Graph | None:
             if _restored(before) or host_random() != drawn:
                 closed.add(module)
     return None if network in closed or has_hooks(network) else graph
-
-
-def _snapshot(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What the modules within hold: each table of theirs, and a copy of it."""
-    tables = [table for m in module.modules() for table in (m.__dict__, m._buffers, m._parameters)]
-    return [(table, dict(table)) for table in tables]
-
-
-def _restore(before: list[tuple[dict[str, Any], dict[str, Any]]]) -> bool:
-    """Put back what has changed; whether anything had."""
-    changed = False
-    for table, copy in before:
-        if table.keys() != copy.keys() or any(table[key] is not value for key, value in copy.items()):
-            table.clear()
-            table.update(copy)
-            changed = True
-    return changed
 
 
 def has_hooks(module: nn.Module) -> bool:
