@@ -91,7 +91,7 @@ class _Small(nn.Module):
         ("lenet", (12, 12), {}, {"Conv2d + ReLU + max pooling": 2}),
         ("lenet-caffe", (16, 16), {}, {"Conv2d + max pooling": 2}),
         ("vgg11", (32, 32), {"dropout": 0.0}, {"Conv2d + ReLU + max pooling": 4, "thin Conv2d + ReLU": 1}),
-        ("googlenet", (33, 33), {"dropout": 0.0}, {"local response": 2}),
+        ("googlenet", (33, 33), {"dropout": 0.0}, {"local response": 2, "fork": 9}),
     ],
 )
 def test_other_networks(name: str, size: tuple[int, int], options: dict, expected: dict) -> None:
@@ -101,6 +101,65 @@ def test_other_networks(name: str, size: tuple[int, int], options: dict, expecte
             pytest.skip("wide") if module.in_features > 600 else None
     fused = _compare(network, torch.rand(2, 1, *size))
     assert {key: fused.found[key] for key in expected} == expected
+
+
+def _block(*, inplace: bool = True) -> nn.Module:
+    """An inception block behind a convolution, and another behind the first."""
+
+    def convolution(inputs: int, outputs: int, side: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, side, padding=side // 2), nn.ReLU(inplace=inplace))
+
+    class _Inception(nn.Module):
+        def __init__(self, inputs: int) -> None:
+            super().__init__()
+            self.one, self.three = convolution(inputs, 8, 1), nn.Sequential(convolution(inputs, 6, 1), convolution(6, 16, 3))
+            self.normed = nn.Sequential(nn.Conv2d(inputs, 8, 1, bias=False), nn.BatchNorm2d(8))
+            self.pooled = nn.Sequential(nn.MaxPool2d(3, 1, padding=1), convolution(inputs, 8, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.one(x), self.three(x), self.normed(x), self.pooled(x)], dim=1)
+
+    return nn.Sequential(convolution(2, 8, 3), _Inception(8), _Inception(40), nn.Conv2d(40, 4, 1))
+
+
+def test_the_gradients_of_branches_are_added_at_once() -> None:
+    torch.manual_seed(0)
+    fused = _compare(_block(), torch.randn(3, 2, 7, 5))
+    assert fused.found["fork"] == 2
+
+
+class _Users(nn.Module):
+    """A map with two users, one of which may do something to it."""
+
+    def __init__(self, use: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.use = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        other = self.last(y)
+        return self.use(y) * 2 + other
+
+
+@pytest.mark.parametrize(
+    ("use", "forks"),
+    [
+        (lambda y: y + 1.0, 1),
+        (lambda y: functional.max_pool2d(y, 1), 0),  # not known
+        (lambda y: y.view(y.shape).mul(2.0), 0),  # its memory goes on
+    ],
+)
+def test_only_what_nobody_changes_is_forked(use: Callable[[torch.Tensor], torch.Tensor], forks: int) -> None:
+    torch.manual_seed(0)
+    assert _compare(_Users(use), torch.randn(2, 2, 5, 4)).found["fork"] == forks
+
+
+@pytest.mark.parametrize("use", [lambda y: y[:, :].relu_(), lambda y: functional.relu(y, inplace=True)])
+def test_autograd_still_sees_changes_in_place(use: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    fused, _ = _fused(_Users(use).to(DEVICE).train())
+    assert fused.found["fork"] == 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        fused(torch.randn(2, 2, 5, 4, device=DEVICE)).sum().backward()
 
 
 def test_images_may_come_folded() -> None:

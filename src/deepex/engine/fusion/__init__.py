@@ -23,6 +23,8 @@ from deepex.engine.fusion.trace import calls, has_hooks, trace
 
 _RELU = (functional.relu, torch.relu, torch.relu_, "relu", "relu_")
 _ADD = (operator.add, operator.iadd, torch.add, "add", "add_")
+_CAT = (torch.cat, torch.concat, torch.concatenate)
+_NEW = (operator.add, torch.add, "add", operator.sub, torch.sub, "sub", operator.mul, torch.mul, "mul", torch.relu, "relu", *_CAT)
 
 
 class Fused:
@@ -75,6 +77,7 @@ class _Work:
             for node in list(self._graph.nodes):
                 if node.op == "call_module" and node.graph is self._graph and not node._erased:
                     rule(node)
+        self._forks()
         self._graph.lint()
         self._module.recompile()
         return Fused(self._module, self._found, self._norms, self._fold)
@@ -177,6 +180,39 @@ class _Work:
         elif parts.is_response(module):
             self._replace("local response", parts.Response(module), node)
 
+    def _forks(self) -> None:
+        """Maps with several users. Only where all of them are known to leave it as it is: a fork hides changes from autograd."""
+        maps: set[fx.Node] = set()
+        for node in list(self._graph.nodes):
+            users = list(node.users)
+            if not self._is_map(node, maps):
+                continue
+            maps.add(node)
+            if len(users) < 2 or calls(node, (operator.getitem,)) or not all(self._only_reads(user) for user in users):
+                continue
+            with self._graph.inserting_after(node):
+                forked = place = self._call(parts.Forked(len(users)), (node,))
+            for k, user in enumerate(users):
+                with self._graph.inserting_after(place):
+                    place = self._graph.call_function(operator.getitem, (forked, k))
+                maps.add(place)
+                user.replace_input_with(node, place)
+            self._found["fork"] += 1
+
+    def _is_map(self, node: fx.Node, maps: set[fx.Node]) -> bool:
+        """Whether a node makes a map in memory of its own, or is one of the pair that a Joined gives."""
+        if calls(node, (operator.getitem,)):
+            return any(type(self._made(source)) is parts.Joined for source in node.all_input_nodes)
+        return parts.makes_maps(self._made(node)) or (_is_new(node) and not maps.isdisjoint(node.all_input_nodes))
+
+    def _only_reads(self, node: fx.Node) -> bool:
+        return parts.only_reads(self._made(node)) or _is_new(node)
+
+    def _made(self, node: fx.Node) -> Any:
+        """The module that a node calls: ours, or one to which nobody listens."""
+        ours = node.op == "call_module" and node.target not in self._modules
+        return self._module.get_submodule(str(node.target)) if ours else self._plain(node)
+
     def _norm(self, node: fx.Node) -> nn.BatchNorm2d | None:
         """The batch norm that a node calls, if the kernels can do it."""
         module = self._plain(node)
@@ -219,3 +255,8 @@ class _Work:
     def _drop(self, *nodes: fx.Node) -> None:
         for node in dict.fromkeys(nodes):
             self._graph.erase_node(node)
+
+
+def _is_new(node: fx.Node) -> bool:
+    """Whether a node calls a function that leaves its inputs as they are and gives something in new memory."""
+    return calls(node, _NEW) and "out" not in node.kwargs

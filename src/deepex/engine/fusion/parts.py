@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from deepex.engine.kernels.dropout import Dropout
+from deepex.engine.kernels.fork import fork
 from deepex.engine.kernels.normalise import normalise, normalise_add
 from deepex.engine.kernels.pool import NormReluPool, ReluPool
 from deepex.engine.kernels.response import LocalResponse
@@ -63,6 +64,18 @@ class Joined(nn.Module):
         total = normalise(y, norm, relu=False) + (other if other_norm is None else normalise(other, other_norm, relu=False))
         total = total.relu() if self._relu else total
         return total, total
+
+
+class Forked(nn.Module):
+    """A map once for each of its users, whose gradients are then added in one pass."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The map, as often as it is used."""
+        return fork(x, self._count) if x.dim() == 4 and x.requires_grad else (x,) * self._count
 
 
 class NormedPool(nn.Module):
@@ -233,6 +246,20 @@ class Response(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = LocalResponse.apply(x, *self._constants)
         return y
+
+
+_MAKERS = (Normed, NormedPool, Pool, Convolution, PooledConvolution, ThinInput, ThinOutput, DenseMaps, Dropped, Response)
+_PLAIN = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+
+
+def makes_maps(module: Any) -> bool:
+    """Whether what a module returns is a map in memory of its own."""
+    return type(module) in _MAKERS or type(module) in _PLAIN or (type(module) is nn.ReLU and not module.inplace)
+
+
+def only_reads(module: Any) -> bool:
+    """Whether a module neither changes its input nor returns a part of it."""
+    return makes_maps(module) or type(module) in (Joined, Dense, FlatDense)
 
 
 def can_pool(pool: Any) -> bool:
