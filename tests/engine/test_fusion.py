@@ -1,12 +1,15 @@
 """Whole networks with their fusions, against the same networks as they are: outputs, gradients, buffers."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepex import nets
 from deepex.engine.fusion import Fused, fuse
@@ -91,7 +94,7 @@ class _Small(nn.Module):
         ("lenet", (12, 12), {}, {"Conv2d + ReLU + max pooling": 2}),
         ("lenet-caffe", (16, 16), {}, {"Conv2d + max pooling": 2}),
         ("vgg11", (32, 32), {"dropout": 0.0}, {"Conv2d + ReLU + max pooling": 4, "thin Conv2d + ReLU": 1}),
-        ("googlenet", (33, 33), {"dropout": 0.0}, {"local response": 2, "fork": 9}),
+        ("googlenet", (33, 33), {"dropout": 0.0}, {"local response": 2, "fork": 9, "concatenation": 9}),
     ],
 )
 def test_other_networks(name: str, size: tuple[int, int], options: dict, expected: dict) -> None:
@@ -103,11 +106,11 @@ def test_other_networks(name: str, size: tuple[int, int], options: dict, expecte
     assert {key: fused.found[key] for key in expected} == expected
 
 
-def _block(*, inplace: bool = True) -> nn.Module:
+def _block() -> nn.Module:
     """An inception block behind a convolution, and another behind the first."""
 
     def convolution(inputs: int, outputs: int, side: int) -> nn.Sequential:
-        return nn.Sequential(nn.Conv2d(inputs, outputs, side, padding=side // 2), nn.ReLU(inplace=inplace))
+        return nn.Sequential(nn.Conv2d(inputs, outputs, side, padding=side // 2), nn.ReLU(inplace=True))
 
     class _Inception(nn.Module):
         def __init__(self, inputs: int) -> None:
@@ -126,6 +129,57 @@ def test_the_gradients_of_branches_are_added_at_once() -> None:
     torch.manual_seed(0)
     fused = _compare(_block(), torch.randn(3, 2, 7, 5))
     assert fused.found["fork"] == 2
+    assert fused.found["concatenation"] == 2
+
+
+class _Copies(TorchDispatchMode):
+    """Counts copies of maps, and sums of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(args[0], torch.Tensor) and args[0].dim() == 4:  # the interpreter's own copies are flat
+            self.found[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("inputs_grad", [False, True])
+def test_slices_of_the_gradient_are_read_where_they_are(inputs_grad: bool) -> None:
+    network = _block().to(DEVICE, memory_format=torch.channels_last).train()
+    images = torch.randn(3, 2, 7, 5, device=DEVICE).contiguous(memory_format=torch.channels_last).requires_grad_(inputs_grad)
+    fused, _ = _fused(network)
+    output = fused(images)
+    direction = torch.randn_like(output)
+    with _Copies() as copies:
+        output.backward(direction)
+    # in each of the two blocks, the norm needs a copy of its slice; convolutions with a ReLU do not
+    assert {name: copies.found[name] for name in ("clone", "copy_", "add", "cat")} == {"clone": 2, "copy_": 0, "add": 0, "cat": 0}
+
+
+@pytest.mark.parametrize(
+    ("joins", "count"),
+    [
+        (lambda a, b: torch.cat([a, b], 1), 1),
+        (lambda a, b: torch.concat((a, b), axis=1), 1),
+        (lambda a, b: torch.cat([a, b], -3), 0),
+        (lambda a, b: torch.cat([a, b]), 0),
+        (lambda a, b: torch.cat([a, b.flatten(2).unflatten(2, (5, 4)), a], dim=1), 1),
+        (lambda a, b: torch.cat([a.flatten(1), b.flatten(1)], dim=1), 1),  # not maps: left to torch
+    ],
+)
+def test_concatenations_of_any_kind(joins: Callable[..., torch.Tensor], count: int) -> None:
+    class _Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(2, 8, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return joins(self.one(x), self.other(x))
+
+    torch.manual_seed(0)
+    assert _compare(_Two(), torch.randn(2, 2, 5, 4)).found["concatenation"] == count
 
 
 class _Users(nn.Module):

@@ -77,6 +77,7 @@ class _Work:
             for node in list(self._graph.nodes):
                 if node.op == "call_module" and node.graph is self._graph and not node._erased:
                     rule(node)
+        self._concatenations()
         self._forks()
         self._graph.lint()
         self._module.recompile()
@@ -179,6 +180,19 @@ class _Work:
             )  # salt 0: crops and flips
         elif parts.is_response(module):
             self._replace("local response", parts.Response(module), node)
+
+    def _concatenations(self) -> None:
+        """torch.cat along the second dimension, that of maps' channels."""
+        for node in list(self._graph.nodes):
+            if not calls(node, _CAT) or not node.args or not isinstance(node.args[0], list | tuple):
+                continue
+            dims = [*node.args[1:], *node.kwargs.values()]
+            if dims != [1] or not all(isinstance(part, fx.Node) for part in node.args[0]):
+                continue
+            with self._graph.inserting_before(node):
+                node.replace_all_uses_with(self._call(parts.Concatenated(), (node.args[0],)))
+            self._found["concatenation"] += 1
+            self._drop(node)
 
     def _forks(self) -> None:
         """Maps with several users. Only where all of them are known to leave it as it is: a fork hides changes from autograd."""

@@ -3,7 +3,7 @@
 They hold the user's modules in tuples, so that these stay where they are: in the user's network.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from deepex.engine.kernels.dropout import Dropout
 from deepex.engine.kernels.fork import fork
+from deepex.engine.kernels.join import can_join, join
 from deepex.engine.kernels.normalise import normalise, normalise_add
 from deepex.engine.kernels.pool import NormReluPool, ReluPool
 from deepex.engine.kernels.response import LocalResponse
@@ -76,6 +77,14 @@ class Forked(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The map, as often as it is used."""
         return fork(x, self._count) if x.dim() == 4 and x.requires_grad else (x,) * self._count
+
+
+class Concatenated(nn.Module):
+    """Maps one behind the other along their channels."""
+
+    def forward(self, maps: Sequence[torch.Tensor]) -> torch.Tensor:
+        """All of them in one."""
+        return join(maps) if can_join(maps) else torch.cat(list(maps), dim=1)
 
 
 class NormedPool(nn.Module):
@@ -248,7 +257,10 @@ class Response(nn.Module):
         return y
 
 
-_MAKERS = (Normed, NormedPool, Pool, Convolution, PooledConvolution, ThinInput, ThinOutput, DenseMaps, Dropped, Response)
+_MAKERS = (
+    *(Normed, NormedPool, Pool, Convolution, PooledConvolution, ThinInput, ThinOutput),
+    *(DenseMaps, Dropped, Response, Concatenated),
+)
 _PLAIN = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 

@@ -72,7 +72,8 @@ class _Fork(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         where = x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
-        return tuple(torch.empty(0, dtype=x.dtype, device=x.device).set_(*where) for _ in range(count))  # not views: they stay apart
+        # not views: autograd must keep them apart
+        return tuple(torch.empty(0, dtype=x.dtype, device=x.device).set_(*where) for _ in range(count))
 
     @staticmethod
     @once_differentiable
