@@ -91,9 +91,9 @@ class _Small(nn.Module):
 @pytest.mark.parametrize(
     ("name", "size", "options", "expected"),
     [
-        ("lenet", (12, 12), {}, {"Conv2d + ReLU + max pooling": 2}),
-        ("lenet-caffe", (16, 16), {}, {"Conv2d + max pooling": 2}),
-        ("vgg11", (32, 32), {"dropout": 0.0}, {"Conv2d + ReLU + max pooling": 4, "thin Conv2d + ReLU": 1}),
+        ("lenet", (12, 12), {}, {"thin Conv2d + ReLU + max pooling": 1, "Conv2d + ReLU + max pooling": 1}),
+        ("lenet-caffe", (16, 16), {}, {"thin Conv2d + max pooling": 1, "Conv2d + max pooling": 1}),
+        ("vgg11", (32, 32), {"dropout": 0.0}, {"Conv2d + ReLU + max pooling": 4, "thin Conv2d + ReLU + max pooling": 1}),
         ("googlenet", (33, 33), {"dropout": 0.0}, {"local response": 2, "fork": 9, "concatenation": 9}),
     ],
 )
@@ -122,12 +122,12 @@ def _block() -> nn.Module:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cat([self.one(x), self.three(x), self.normed(x), self.pooled(x)], dim=1)
 
-    return nn.Sequential(convolution(2, 8, 3), _Inception(8), _Inception(40), nn.Conv2d(40, 4, 1))
+    return nn.Sequential(convolution(8, 8, 3), _Inception(8), _Inception(40), nn.Conv2d(40, 4, 1))
 
 
 def test_the_gradients_of_branches_are_added_at_once() -> None:
     torch.manual_seed(0)
-    fused = _compare(_block(), torch.randn(3, 2, 7, 5))
+    fused = _compare(_block(), torch.randn(3, 8, 7, 5))
     assert fused.found["fork"] == 2
     assert fused.found["concatenation"] == 2
 
@@ -145,10 +145,9 @@ class _Copies(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("inputs_grad", [False, True])
-def test_slices_of_the_gradient_are_read_where_they_are(inputs_grad: bool) -> None:
+def test_slices_of_the_gradient_are_read_where_they_are() -> None:
     network = _block().to(DEVICE, memory_format=torch.channels_last).train()
-    images = torch.randn(3, 2, 7, 5, device=DEVICE).contiguous(memory_format=torch.channels_last).requires_grad_(inputs_grad)
+    images = torch.randn(3, 8, 7, 5, device=DEVICE).contiguous(memory_format=torch.channels_last)
     fused, _ = _fused(network)
     output = fused(images)
     direction = torch.randn_like(output)
@@ -180,6 +179,21 @@ def test_concatenations_of_any_kind(joins: Callable[..., torch.Tensor], count: i
 
     torch.manual_seed(0)
     assert _compare(_Two(), torch.randn(2, 2, 5, 4)).found["concatenation"] == count
+
+
+@pytest.mark.parametrize(("channels", "side", "padding"), [(6, 5, 2), (20, 5, 0), (9, 3, 1), (16, 7, 1), (1, 3, 0)])
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_thin_convolutions_of_the_images(channels: int, side: int, padding: int, pooled: bool, bias: bool) -> None:
+    torch.manual_seed(0)
+    first = nn.Conv2d(2, channels, side, padding=padding, bias=bias)
+    fused = _compare(nn.Sequential(first, nn.ReLU(), *([nn.MaxPool2d(2)] * pooled)), torch.randn(3, 2, 9, 10))
+    assert fused.found["thin Conv2d + ReLU" + " + max pooling" * pooled] == 1
+
+
+@pytest.mark.parametrize("module", [nn.Conv2d(1, 8, 3, padding=2), nn.Conv2d(1, 8, (3, 5)), nn.Conv2d(1, 8, 5, padding=(0, 1))])
+def test_other_convolutions_of_the_images(module: nn.Conv2d) -> None:
+    assert _compare(nn.Sequential(module, nn.ReLU()), torch.randn(2, 1, 7, 8)).found["Conv2d + ReLU"] == 1
 
 
 class _Users(nn.Module):

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -64,23 +64,28 @@ def _grad(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.grad
 
 
-@settings(max_examples=15)
-@given(case=CASES, relu=st.booleans())
-def test_into_a_wide_map(case: Case, relu: bool) -> None:
+@settings(max_examples=25)
+@given(case=CASES, wide=st.sampled_from([1, 6, 16, 20, 50, 144]), relu=st.booleans(), data=st.data())
+def test_into_a_wide_map(case: Case, wide: int, relu: bool, data: st.DataObject) -> None:
+    # the window has to fit into the padded images
+    least = max(0, (case.side - min(case.height, case.width) + 1) // 2)
+    padding = data.draw(st.one_of(st.none(), st.integers(least, case.side // 2)), label="padding")
+    case = replace(case, wide=wide)
     images, weight = case.maps(case.thin, 1), case.weight(case.wide, case.thin)
     bias = case.randn(case.wide, salt=3).requires_grad_() if case.bias else None
-    out = thin_input_convolution(images, weight, bias, relu)
+    out = thin_input_convolution(images, weight, bias, relu, padding=padding)
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert out.dtype == case.dtype
     exact_weight, exact_bias = _exact(weight), None if bias is None else _exact(bias)
-    reference = functional.conv2d(images.double().cpu(), exact_weight, exact_bias, padding=case.side // 2)
+    pad = case.side // 2 if padding is None else padding
+    reference = functional.conv2d(images.double().cpu(), exact_weight, exact_bias, padding=pad)
     reference = reference.relu() if relu else reference
     assert distance(out.detach(), reference.detach(), least=1.0) < tolerance(case.dtype)
-    g = case.maps(case.wide, 4)
+    g = case.randn(*out.shape, salt=4).to(case.dtype)
     out.backward(g)
     # where rounding moves an output across zero, the ReLU has another gradient: take the kernel's own mask
     mask = (out.detach() > 0).cpu() if relu else torch.ones(reference.shape)
-    before = functional.conv2d(images.double().cpu(), exact_weight, exact_bias, padding=case.side // 2)
+    before = functional.conv2d(images.double().cpu(), exact_weight, exact_bias, padding=pad)
     before.backward(g.double().cpu() * mask)
     assert distance(_grad(weight), _grad(exact_weight), least=1.0) < 1e-5
     if bias is not None and exact_bias is not None:
@@ -136,7 +141,11 @@ def test_the_same_bits_in_every_run() -> None:
 def test_what_the_kernels_do_not_take_is_refused() -> None:
     images = torch.randn(1, 1, 4, 4, device=DEVICE)
     with pytest.raises(ValueError, match="multiple of 16"):
-        thin_input_convolution(images, torch.randn(20, 1, 3, 3, device=DEVICE), None, True)
+        thin_output_convolution(torch.randn(1, 20, 4, 4, device=DEVICE), torch.randn(20, 1, 3, 3, device=DEVICE), None, True)
+    with pytest.raises(ValueError, match="padding 2"):
+        thin_input_convolution(images, torch.randn(16, 1, 3, 3, device=DEVICE), None, True, padding=2)
+    with pytest.raises(ValueError, match="has to fit"):
+        thin_input_convolution(images, torch.randn(16, 1, 5, 5, device=DEVICE), None, True, padding=0)
     with pytest.raises(ValueError, match="window 4"):
         thin_input_convolution(images, torch.randn(16, 1, 4, 4, device=DEVICE), None, True)
     with pytest.raises(ValueError, match="weight is for 2"):

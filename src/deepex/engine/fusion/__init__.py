@@ -136,14 +136,15 @@ class _Work:
             self._fold = (module.stride[0], module.padding[0], module.kernel_size[0])
             made: nn.Module = parts.Convolution(module, self._means, relu=relu, folds=True)
             name = "folded " + name
+        elif pool is not None and type(module) is nn.Conv2d and parts.can_pool(self._modules[str(pool.target)]):
+            thin = first and parts.can_be_thin_input(module)
+            made = parts.PooledConvolution(module, self._modules[str(pool.target)], self._means, relu=relu, thin=thin)
+            self._replace("thin " * thin + name + " + ReLU" * relu + " + max pooling", made, *dict.fromkeys((node, last, pool)))
+            return
         elif first and parts.can_be_thin_input(module):
             made, name = parts.ThinInput(module, self._means, relu=relu), "thin " + name
         elif parts.can_be_thin_output(module) and not relu:
             made, name = parts.ThinOutput(module, self._means), "thin " + name
-        elif pool is not None and type(module) is nn.Conv2d and parts.can_pool(self._modules[str(pool.target)]):
-            made = parts.PooledConvolution(module, self._modules[str(pool.target)], self._means, relu=relu)
-            self._replace(name + " + ReLU" * relu + " + max pooling", made, *dict.fromkeys((node, last, pool)))
-            return
         else:
             made = parts.Convolution(module, self._means, relu=relu)
         self._replace(name + " + ReLU" * relu, made, *dict.fromkeys((node, last)))

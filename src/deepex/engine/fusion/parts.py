@@ -18,7 +18,7 @@ from deepex.engine.kernels.normalise import normalise, normalise_add
 from deepex.engine.kernels.pool import NormReluPool, ReluPool
 from deepex.engine.kernels.response import LocalResponse
 from deepex.engine.kernels.take import folded_channels
-from deepex.engine.kernels.thin import thin_input_convolution, thin_output_convolution
+from deepex.engine.kernels.thin import MAX_THIN, WINDOWS, thin_input_convolution, thin_output_convolution
 from deepex.engine.kernels.transpose import Turn
 from deepex.engine.product import Geometry, Lane, Reorder, convolve, dense, flipped, folded
 
@@ -145,16 +145,24 @@ class Convolution(nn.Module):
 
 
 class PooledConvolution(nn.Module):
-    """pool(relu(convolution + bias)): bias and ReLU are left to the pooling, which reads the map anyway."""
+    """pool(relu(convolution + bias)): bias and ReLU are left to the pooling, which reads the map anyway.
 
-    def __init__(self, module: Any, pool: nn.Module, means: Means, *, relu: bool) -> None:
+    `thin`: of the images, which have few channels.
+    """
+
+    def __init__(self, module: Any, pool: nn.Module, means: Means, *, relu: bool, thin: bool = False) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
         self._relu, self._lane, self._window = relu, means.lane, _window(pool)
+        self._thin, self._tf32 = thin, means.tf32
         self._geometry = Geometry(stride=module.stride, padding=module.padding, dilation=module.dilation, groups=module.groups)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = convolve(_last(x.to(self._weight.dtype)), self._weight, None, self._geometry, relu=False, lane=self._lane)
+        x = _last(x.to(self._weight.dtype))
+        if self._thin:
+            y = thin_input_convolution(x, self._weight, None, False, padding=self._geometry.padding[0], tf32=self._tf32)
+        else:
+            y = convolve(x, self._weight, None, self._geometry, relu=False, lane=self._lane)
         z: torch.Tensor = ReluPool.apply(y, self._bias, self._relu, *self._window)
         return z
 
@@ -165,10 +173,11 @@ class ThinInput(nn.Module):
     def __init__(self, module: nn.Conv2d, means: Means, *, relu: bool) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
-        self._relu, self._tf32 = relu, means.tf32
+        self._relu, self._padding, self._tf32 = relu, module.padding[0], means.tf32
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return thin_input_convolution(_last(x.to(self._weight.dtype)), self._weight, self._bias, self._relu, tf32=self._tf32)
+        x = _last(x.to(self._weight.dtype))
+        return thin_input_convolution(x, self._weight, self._bias, self._relu, padding=self._padding, tf32=self._tf32)
 
 
 class ThinOutput(nn.Module):
@@ -290,9 +299,10 @@ def can_fold(module: Any) -> bool:
 
 def can_be_thin_input(module: Any) -> bool:
     """Whether the thin kernels do this convolution of the images."""
-    side = module.kernel_size[0]
-    centred = module.kernel_size == (side, side) and side in (3, 5, 7) and module.padding == (side // 2, side // 2)
-    few = module.in_channels <= 4 and module.out_channels % 16 == 0 and module.groups == 1
+    side, padding = module.kernel_size[0], module.padding[0]
+    square = module.kernel_size == (side, side) and module.padding == (padding, padding)
+    centred = square and side in WINDOWS and padding <= side // 2
+    few = module.in_channels <= MAX_THIN and module.groups == 1
     return type(module) is nn.Conv2d and centred and few and module.stride == (1, 1) and module.dilation == (1, 1)
 
 

@@ -1,12 +1,14 @@
 """Convolutions with few channels on one side, as at both ends of an autoencoder: 1…4 there, many on the other side.
 
     z = thin_input_convolution(images, weight, bias, relu=True)            # (n, 1, h, w) → (n, 128, h, w)
+    z = thin_input_convolution(images, weight, bias, True, padding=0)      # 5×5: (n, 1, h, w) → (n, 20, h − 4, w − 4)
     logits = thin_output_convolution(x, weight, bias, transposed=True)     # (n, 128, h, w) → (n, 1, h, w)
 
-With stride 1, an odd window and padding to the same size. Such a layer is as fast as the memory that holds its wide map, of which
-every pass here reads or writes each element once. The wide map is in channels-last order: a matrix of `rows` (pixels of all
-images) × `channels`. The thin map is so small that it stays in the cache; each program gathers the `taps` of its rows from it,
-thin channels × window, into a matrix of rows × taps. Every pass is then one product of matrices, or two:
+With stride 1, an odd window and padding to the same size; into a wide map also with less. Such a layer is as fast as the memory
+that holds its wide map, of which every pass here reads or writes each element once. The wide map is in channels-last order: a
+matrix of `rows` (pixels of all images) × `channels`. The thin map is so small that it stays in the cache; each program gathers
+the `taps` of its rows from it, thin channels × window, into a matrix of rows × taps. Every pass is then one product of matrices, or
+two:
 
     into a wide map     z  = taps(images) · W                             its gradient   dW = taps(images)ᵀ · dz
     out of a wide map   P  = x · W, and each output sums its taps in P    its gradients  dx = taps(dout) · Wᵀ, dW = taps(dout)ᵀ · x
@@ -33,20 +35,31 @@ WINDOWS: Final = (3, 5, 7)
 
 
 def thin_input_forward(
-    images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, relu: bool, tf32: bool = False
+    images: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    relu: bool,
+    padding: int | None = None,
+    tf32: bool = False,
 ) -> torch.Tensor:
-    """The convolution, plus bias, through a ReLU; in the dtype of the images, which the weight is rounded to."""
+    """The convolution, plus bias, through a ReLU; in the dtype of the images, which the weight is rounded to.
+
+    `padding`: half a window if not given, which keeps the size.
+    """
     channels, thin, side, _ = weight.shape
-    _check(images, thin, channels, side)
+    _check(images, thin, side)
     images = as_rows(images)
     n, _, height, width = images.shape
-    rows = n * height * width
-    out = torch.empty((n, channels, height, width), dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
+    margin = _margin(images, side, padding)
+    lines, columns = height - 2 * margin, width - 2 * margin
+    rows = n * lines * columns
+    out = torch.empty((n, channels, lines, columns), dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
     taps = _padded(thin * side * side)
     # 64 × 128 sums are 32 registers for each of 256 threads, of 84 in all: three programs to a multiprocessor, whose stores overlap
     # with the gathering of others. Two rounds of them, so that the weight is loaded seldom, and the last round is a full one.
     tile = 64 if images.dtype == torch.bfloat16 else 32
-    block = min(triton.next_power_of_2(channels), 128 if taps <= 64 else 64)
+    block = _channels(channels, 128 if taps <= 64 else 64)
     num_blocks = triton.cdiv(channels, block)
     each, parts = divide_rows(rows, tile, max(6 * WORKSPACE.processors(images.device) // num_blocks, 1))
     thin_input_kernel[(parts, num_blocks)](
@@ -60,6 +73,7 @@ def thin_input_forward(
         WIDTH=width,
         THIN=thin,
         SIDE=side,
+        MARGIN=margin,
         NUM_CHANNELS=channels,
         BIAS=bias is not None,
         RELU=relu,
@@ -67,7 +81,7 @@ def thin_input_forward(
         ROWS=tile,
         CHANNELS=block,
         TAPS=taps,
-        num_warps=8,
+        num_warps=_warps(block, taps),
     )
     return out
 
@@ -77,9 +91,9 @@ def thin_input_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of weight and bias in float32 from that of the output, g; taken where z > 0 if z, a ReLU's output, is given."""
     g, images = as_rows(g), as_rows(images)
-    n, channels, height, width = g.shape
-    thin = images.shape[1]
-    rows = n * height * width
+    n, channels, lines, columns = g.shape
+    _, thin, height, width = images.shape
+    rows = n * lines * columns
     weight_grad = torch.empty((channels, thin, side, side), dtype=torch.float32, device=g.device)
     bias_grad = torch.empty(channels, dtype=torch.float32, device=g.device)
     taps = _padded(thin * side * side)
@@ -101,13 +115,14 @@ def thin_input_gradients(
         WIDTH=width,
         THIN=thin,
         SIDE=side,
+        MARGIN=(height - lines) // 2,
         NUM_CHANNELS=channels,
         MASKS=z is not None,
         PRECISION="tf32" if tf32 else "ieee",
         ROWS=tile,
         CHANNELS=block,
         TAPS=taps,
-        num_warps=8,
+        num_warps=_warps(block, taps),
         num_stages=2,
     )
     area = side * side
@@ -127,7 +142,9 @@ def thin_output_forward(
     """The convolution, or its transpose, plus bias; summed in float32 and given in `dtype`."""
     channels, thin = weight.shape[:2] if transposed else (weight.shape[1], weight.shape[0])
     side = weight.shape[2]
-    _check(x, channels, channels, side)
+    _check(x, channels, side)
+    if channels % 16:
+        raise ValueError(f"{channels} wide channels: out of a wide map, they have to be a multiple of 16")
     x = as_rows(x)
     n, _, height, width = x.shape
     out = torch.empty((n, thin, height, width), dtype=dtype, device=x.device, memory_format=torch.channels_last)
@@ -257,9 +274,30 @@ def _padded(taps: int) -> int:
     return max(16, int(triton.next_power_of_2(taps + 1)))
 
 
+def _channels(channels: int, most: int) -> int:
+    """Channels of a program: a power of two, and 16 or more, as the tensor cores want; those that are not there are masked."""
+    return max(16, min(int(triton.next_power_of_2(channels)), most))
+
+
 def _gradient_channels(channels: int, taps: int) -> int:
     """Channels of a program: channels × taps of float32 sums take no more than 32 registers of 256 threads."""
-    return min(int(triton.next_power_of_2(channels)), 128, 8192 // taps)
+    return _channels(channels, min(128, 8192 // taps))
+
+
+def _warps(block: int, taps: int) -> int:
+    """Half as many for a small product, which has nothing for the others to do."""
+    return 4 if block <= 32 and taps <= 64 else 8
+
+
+def _margin(images: torch.Tensor, side: int, padding: int | None) -> int:
+    """How many pixels at each edge are no window's centre."""
+    margin = 0 if padding is None else side // 2 - padding
+    if not 0 <= margin <= side // 2 or min(images.shape[2:]) <= 2 * margin:
+        raise ValueError(
+            f"padding {padding} of images of {tuple(images.shape[2:])} for a window of {side}: it has to lie in 0…{side // 2}, "
+            "and the window has to fit into the padded images"
+        )
+    return margin
 
 
 def _lines(n: int, height: int, width: int, taps: int, processors: int) -> int:
@@ -270,22 +308,22 @@ def _lines(n: int, height: int, width: int, taps: int, processors: int) -> int:
     return lines
 
 
-def _check(maps: torch.Tensor, expected: int, channels: int, side: int) -> None:
+def _check(maps: torch.Tensor, expected: int, side: int) -> None:
     if maps.shape[1] != expected:
         raise ValueError(f"the map has {maps.shape[1]} channels, the weight is for {expected}")
     if maps.numel() // maps.shape[1] * MAX_THIN >= 2**31:
         raise ValueError(f"{maps.numel() // maps.shape[1]} pixels in a batch: the kernels count up to 2³¹ of {MAX_THIN} channels")
-    if channels % 16 or side not in WINDOWS:
-        raise ValueError(f"{channels} wide channels, window {side}: they have to be a multiple of 16, and one of {WINDOWS}")
+    if side not in WINDOWS:
+        raise ValueError(f"window {side}: it has to be one of {WINDOWS}")
 
 
 class _ThinInput(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, relu: bool, tf32: bool
+        ctx: Any, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, relu: bool, padding: int | None, tf32: bool
     ) -> torch.Tensor:
         assert not ctx.needs_input_grad[0], "the images are the network's input: their gradient is not computed"
-        out = thin_input_forward(images, weight, bias, relu=relu, tf32=tf32)
+        out = thin_input_forward(images, weight, bias, relu=relu, padding=padding, tf32=tf32)
         ctx.save_for_backward(images, out if relu else None)
         ctx.side, ctx.tf32 = weight.shape[2], tf32
         return out
@@ -294,7 +332,7 @@ class _ThinInput(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         images, z = ctx.saved_tensors
         weight_grad, bias_grad = thin_input_gradients(grads[0], z, images, ctx.side, tf32=ctx.tf32)
-        return None, weight_grad, bias_grad if ctx.needs_input_grad[2] else None, None, None
+        return None, weight_grad, bias_grad if ctx.needs_input_grad[2] else None, None, None, None
 
 
 class _ThinOutput(torch.autograd.Function):
@@ -323,12 +361,21 @@ class _ThinOutput(torch.autograd.Function):
 
 
 def thin_input_convolution(
-    images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, relu: bool, *, tf32: bool = False
+    images: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    relu: bool,
+    *,
+    padding: int | None = None,
+    tf32: bool = False,
 ) -> torch.Tensor:
-    """relu(conv(images) + bias) with weight (channels, 1…4, side, side). There is no gradient for the images."""
+    """relu(conv(images) + bias) with weight (channels, 1…4, side, side). There is no gradient for the images.
+
+    `padding`: 0…side // 2, the last if not given.
+    """
     if weight.shape[1] > MAX_THIN:
         raise ValueError(f"{weight.shape[1]} channels of images: this is for up to {MAX_THIN}")
-    return cast("torch.Tensor", _ThinInput.apply(images, weight, bias, relu, tf32))
+    return cast("torch.Tensor", _ThinInput.apply(images, weight, bias, relu, padding, tf32))
 
 
 def thin_output_convolution(

@@ -26,10 +26,14 @@ def _taps(
     WIDTH: tl.constexpr,
     THIN: tl.constexpr,
     SIDE: tl.constexpr,
+    MARGIN: tl.constexpr,
     FLIPS: tl.constexpr,
     TAPS: tl.constexpr,
 ):
-    """What the window around each row covers in a thin map, rows × taps (thin channel, line, column); zero outside."""
+    """What the window around each row covers in a thin map, rows × taps (thin channel, line, column); zero outside.
+
+    The rows are the thin map's pixels, less MARGIN of them at each edge: the centres of windows that need less padding.
+    """
     tap = tl.arange(0, TAPS)
     thin = tap // (SIDE * SIDE)
     down = tap % (SIDE * SIDE) // SIDE - SIDE // 2
@@ -37,11 +41,18 @@ def _taps(
     if FLIPS:
         down = -down
         right = -right
-    y = (row // WIDTH % HEIGHT)[:, None] + down[None, :]
-    x = (row % WIDTH)[:, None] + right[None, :]
+    LINES: tl.constexpr = HEIGHT - 2 * MARGIN
+    COLUMNS: tl.constexpr = WIDTH - 2 * MARGIN
+    line = row // COLUMNS % LINES + MARGIN
+    column = row % COLUMNS + MARGIN
+    pixel = row
+    if MARGIN > 0:
+        pixel = (row // (LINES * COLUMNS) * HEIGHT + line) * WIDTH + column
+    y = line[:, None] + down[None, :]
+    x = column[:, None] + right[None, :]
     inside = (row < end)[:, None] & (tap < THIN * SIDE * SIDE)[None, :]
     inside = inside & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
-    at = (row * THIN)[:, None] + ((down * WIDTH + right) * THIN + thin)[None, :]  # a thin map has fewer than 2³¹ elements
+    at = (pixel * THIN)[:, None] + ((down * WIDTH + right) * THIN + thin)[None, :]  # a thin map has fewer than 2³¹ elements
     return tl.load(maps + at, mask=inside, other=0.0)
 
 
@@ -57,6 +68,7 @@ def thin_input_kernel(
     WIDTH: tl.constexpr,
     THIN: tl.constexpr,
     SIDE: tl.constexpr,
+    MARGIN: tl.constexpr,
     NUM_CHANNELS: tl.constexpr,
     BIAS: tl.constexpr,
     RELU: tl.constexpr,
@@ -76,10 +88,10 @@ def thin_input_kernel(
     begin = tl.program_id(0) * rows_each
     end = tl.minimum(begin + rows_each, num_rows)
     row = begin + tl.arange(0, ROWS)
-    covered = _taps(images, row, end, HEIGHT, WIDTH, THIN, SIDE, False, TAPS)
+    covered = _taps(images, row, end, HEIGHT, WIDTH, THIN, SIDE, MARGIN, False, TAPS)
     for _ in range(begin, end, ROWS):
         # the next rows are on their way while these are multiplied and written
-        following = _taps(images, row + ROWS, end, HEIGHT, WIDTH, THIN, SIDE, False, TAPS)
+        following = _taps(images, row + ROWS, end, HEIGHT, WIDTH, THIN, SIDE, MARGIN, False, TAPS)
         value = _multiply(covered, kernel, tl.zeros((ROWS, CHANNELS), tl.float32), PRECISION)
         if BIAS:
             value += shift[None, :]
@@ -104,6 +116,7 @@ def thin_input_gradient_kernel(
     WIDTH: tl.constexpr,
     THIN: tl.constexpr,
     SIDE: tl.constexpr,
+    MARGIN: tl.constexpr,
     NUM_CHANNELS: tl.constexpr,
     MASKS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -125,7 +138,7 @@ def thin_input_gradient_kernel(
         value = tl.load(g + at, mask=inside, other=0.0)
         if MASKS:
             value = tl.where(tl.load(z + at, mask=inside, other=0.0).to(tl.float32) > 0.0, value, 0.0)
-        covered = _taps(images, row, end, HEIGHT, WIDTH, THIN, SIDE, False, TAPS).to(g.dtype.element_ty)
+        covered = _taps(images, row, end, HEIGHT, WIDTH, THIN, SIDE, MARGIN, False, TAPS).to(g.dtype.element_ty)
         covered = tl.where((tap == THIN * SIDE * SIDE)[None, :], 1.0, covered).to(g.dtype.element_ty)
         total = _multiply(tl.trans(value), covered, total, PRECISION)
     place = partial + tl.program_id(0).to(tl.int64) * NUM_CHANNELS * TAPS
@@ -255,7 +268,7 @@ def thin_output_gradient_kernel(
         inside = (row < end)[:, None] & known[None, :]
         at = row.to(tl.int64)[:, None] * NUM_CHANNELS + channel[None, :]
         value = tl.load(x + at, mask=inside, other=0.0)
-        covered = _taps(dout, row, end, HEIGHT, WIDTH, THIN, SIDE, not TRANSPOSED, TAPS)
+        covered = _taps(dout, row, end, HEIGHT, WIDTH, THIN, SIDE, 0, not TRANSPOSED, TAPS)
         tap_total += covered.to(tl.float32)
         covered = covered.to(x.dtype.element_ty)
         d = _multiply(covered, kernel, tl.zeros((ROWS, CHANNELS), tl.float32), PRECISION)
