@@ -376,3 +376,65 @@ def test_what_is_not_a_number_is_seen_behind_a_fused_relu(rows: int) -> None:
     images = torch.randn(2, 4, rows, 20, device=DEVICE)
     images[0, 1, 0, 0] = float("nan")
     assert fused(images)[:, 1].isnan().all()
+
+
+class _InPlace(nn.Module):
+    """Code that changes tensors which somebody still needs."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case = case
+        self.first, self.second, self.norm = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        if self.case == "the sum takes the place of a side":
+            side = h * 1
+            before = side
+            side += self.norm(x)
+            return side.sum((2, 3)) + 2 * before.sum((2, 3)) ** 2
+        if self.case == "the sum is activated in place":
+            out = self.norm(h) + x
+            return functional.relu(out, inplace=True).sum((2, 3)) + (3 * out).sum((2, 3))
+        if self.case == "a side changes after the sum":
+            side = x * 1
+            out = self.norm(h) + side
+            side.mul_(0)
+            return functional.relu(out).sum((2, 3))
+        if self.case == "the input changes after the convolution":
+            side = x * 1
+            out = self.second(side)
+            side.mul_(0)
+            return functional.relu(out).sum((2, 3)) + h.sum((2, 3)) + self.norm(h).sum((2, 3))
+        return (self.norm(h) + self.norm(self.second(x))).sum((2, 3))
+
+
+CASES = [
+    "the sum takes the place of a side", "the sum is activated in place", "a side changes after the sum",
+    "the input changes after the convolution", "one norm twice",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_code_that_changes_tensors_in_place(case: str) -> None:
+    torch.manual_seed(0)
+    network = _InPlace(case).to(DEVICE, memory_format=torch.channels_last).train()
+    exact = copy.deepcopy(network)
+    fused, lane = _fused(network)
+    images = torch.randn(4, 4, 5, 5, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    found, expected = fused(images), exact(images)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    direction = torch.randn_like(expected)
+    failures = []
+    for output in (expected, found):
+        try:
+            output.backward(direction)
+        except RuntimeError as error:
+            failures.append(str(error))
+    lane.join()
+    assert len(failures) in (0, 2), "what PyTorch refuses may be refused"
+    if not failures:
+        for parameter, reference in zip(network.parameters(), exact.parameters(), strict=True):
+            if reference.grad is not None:
+                torch.testing.assert_close(lane.gradient(parameter), reference.grad, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(network.norm.running_mean, exact.norm.running_mean, rtol=1e-3, atol=1e-4)

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from deepex.engine.fusion import parts
 from deepex.engine.fusion.parts import Means
-from deepex.engine.fusion.trace import calls, has_hooks, trace
+from deepex.engine.fusion.trace import IN_PLACE, calls, has_hooks, trace
 
 _RELU = (functional.relu, torch.relu, torch.relu_, "relu", "relu_")
 _ADD = (operator.add, operator.iadd, torch.add, "add", "add_")
@@ -95,15 +95,18 @@ class _Work:
             first = normed[-1]
             other = sides[0] if sides[1] is first else sides[1]
             norm, other_norm = self._norm(first), self._norm(other) if other in normed else None
+            changed = calls(node, (operator.iadd, "add_")) and len(sides[0].users) > 1  # others see the sum in its place
+            if changed or other_norm is norm:  # one norm's running averages cannot move twice at once
+                continue
             last, relu = self._activated(node)
             inputs = (first.args[0], other.args[0] if other_norm is not None else other)
-            with self._graph.inserting_before(last):
+            with self._graph.inserting_before(node):  # where its inputs are still what they were
                 pair = self._call(parts.Joined(norm, other_norm, relu=relu), inputs)
                 z, again = (self._graph.call_function(operator.getitem, (pair, k)) for k in range(2))
             self._norms += [n for n in (norm, other_norm) if n is not None]
             users = list(last.users)
             last.replace_all_uses_with(z)
-            if len(users) > 1:
+            if len(users) > 1 and not any(_changes(user, self._plain(user)) for user in users):
                 users[-1].replace_input_with(z, again)
             self._found["batch norm + add" + " + ReLU" * relu] += 1
             self._drop(last, node, first, *([other] if other_norm is not None else []))
@@ -257,7 +260,7 @@ class _Work:
 
     def _replace(self, name: str, made: nn.Module, *chain: fx.Node) -> None:
         """Put one module in the place of a chain of nodes."""
-        with self._graph.inserting_before(chain[-1]):
+        with self._graph.inserting_before(chain[0]):  # where its input is still what it was
             chain[-1].replace_all_uses_with(self._call(made, chain[0].args))
         self._found[name] += 1
         self._drop(*reversed(chain))
@@ -270,6 +273,13 @@ class _Work:
     def _drop(self, *nodes: fx.Node) -> None:
         for node in dict.fromkeys(nodes):
             self._graph.erase_node(node)
+
+
+def _changes(node: fx.Node, module: Any) -> bool:
+    """Whether a node may change its input in place."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    by_name = node.op != "call_module" and (name.endswith("_") or node.target in IN_PLACE)
+    return by_name or bool(node.kwargs.get("inplace")) or bool(getattr(module, "inplace", False))
 
 
 def _is_new(node: fx.Node) -> bool:

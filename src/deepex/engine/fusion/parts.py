@@ -170,7 +170,7 @@ class PooledConvolution(nn.Module):
 class ThinInput(nn.Module):
     """A convolution of the images, which have few channels."""
 
-    def __init__(self, module: nn.Conv2d, means: Means, *, relu: bool) -> None:
+    def __init__(self, module: Any, means: Means, *, relu: bool) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
         self._relu, self._padding, self._tf32 = relu, module.padding[0], means.tf32

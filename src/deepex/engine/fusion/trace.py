@@ -5,14 +5,18 @@ would be done once and never again: change a buffer, draw a number, count its ca
 A module that does such a thing stays closed, and is left as it was.
 """
 
+import operator
 import random
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+
+IN_PLACE: Final = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 def trace(network: nn.Module) -> fx.Graph | None:
@@ -75,6 +79,19 @@ class _NoArithmetic(TorchDispatchMode):
         raise RuntimeError(f"{func} works on tensors that are none of the trace's")
 
 
+def _operator(function: Any) -> Any:
+    def method(self: fx.Proxy, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return method
+
+
+class _Proxy(fx.Proxy):
+    """A stand-in that keeps `x += y` as what it is: torch.fx would make it `x = x + y`, and forget who else has x."""
+
+    __iadd__, __isub__, __imul__, __itruediv__ = map(_operator, IN_PLACE)
+
+
 class _Tracer(fx.Tracer):
     """Leaves closed what torch.nn has, and what is in `closed`."""
 
@@ -87,6 +104,10 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         known = getattr(m, "is_local_response", False)  # there is a kernel for the whole of it
         return known or m in self._closed or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """A stand-in for what a node gives."""
+        return _Proxy(node, self)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Add a node, unless it would compute in another mode than here (`with torch.no_grad():`), which the graph cannot tell."""
