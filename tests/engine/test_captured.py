@@ -23,6 +23,7 @@ from deepex.recipes.job import make_job
 from deepex.record.clock import NoClock
 
 MakeData = Callable[[int], Path]
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted here: see tests/gpu")
 
 
 def _arena_of_a_gpu(*arguments: Any, **options: Any) -> Arena:

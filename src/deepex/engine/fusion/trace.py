@@ -15,7 +15,6 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-
 IN_PLACE: Final = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
