@@ -66,6 +66,8 @@ class _Work:
         self._graph, self._means = graph, means
         self._module = fx.GraphModule(network, graph)
         self._modules = dict(network.named_modules())
+        called = [self._modules[str(node.target)] for node in graph.nodes if node.op == "call_module"]
+        self._uses = Counter(id(getattr(module, "weight", None)) for module in called)
         self._found: Counter[str] = Counter()
         self._norms: list[nn.BatchNorm2d] = []
         self._fold = (0, 0, 0)
@@ -132,6 +134,7 @@ class _Work:
         if type(module) not in (nn.Conv2d, nn.ConvTranspose2d) or module.padding_mode != "zeros" or isinstance(module.padding, str):
             return
         first = isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder" and len(node.args[0].users) == 1
+        thin = first and parts.can_be_thin_input(module) and not self._is_shared(module)
         last, relu = self._activated(node)
         pool = self._next(last, nn.MaxPool2d)
         name = type(module).__name__
@@ -140,13 +143,12 @@ class _Work:
             made: nn.Module = parts.Convolution(module, self._means, relu=relu, folds=True)
             name = "folded " + name
         elif pool is not None and type(module) is nn.Conv2d and parts.can_pool(self._modules[str(pool.target)]):
-            thin = first and parts.can_be_thin_input(module)
             made = parts.PooledConvolution(module, self._modules[str(pool.target)], self._means, relu=relu, thin=thin)
             self._replace("thin " * thin + name + " + ReLU" * relu + " + max pooling", made, *dict.fromkeys((node, last, pool)))
             return
-        elif first and parts.can_be_thin_input(module):
+        elif thin:
             made, name = parts.ThinInput(module, self._means, relu=relu), "thin " + name
-        elif parts.can_be_thin_output(module) and not relu:
+        elif parts.can_be_thin_output(module) and not relu and not self._is_shared(module):
             made, name = parts.ThinOutput(module, self._means), "thin " + name
         else:
             made = parts.Convolution(module, self._means, relu=relu)
@@ -237,6 +239,10 @@ class _Work:
         if type(module) is not nn.BatchNorm2d or module.momentum is None or not module.training:
             return None
         return None if module.weight is None or module.bias is None else module
+
+    def _is_shared(self, module: nn.Module) -> bool:
+        """Whether its weight is used elsewhere, too: its gradient comes through the lane or through autograd, not through both."""
+        return self._uses[id(module.weight)] > 1
 
     def _activated(self, node: fx.Node) -> tuple[fx.Node, bool]:
         """The node's ReLU if that is all that uses it, and whether there is one."""

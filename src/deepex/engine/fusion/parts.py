@@ -163,7 +163,7 @@ class PooledConvolution(nn.Module):
             y = thin_input_convolution(x, self._weight, None, False, padding=self._geometry.padding[0], tf32=self._tf32)
         else:
             y = convolve(x, self._weight, None, self._geometry, relu=False, lane=self._lane)
-        z: torch.Tensor = ReluPool.apply(y, self._bias, self._relu, *self._window)
+        z: torch.Tensor = ReluPool.apply(y, self._bias, self._relu, *self._window, self._lane.give)
         return z
 
 
@@ -173,7 +173,7 @@ class ThinInput(nn.Module):
     def __init__(self, module: Any, means: Means, *, relu: bool) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
-        self._relu, self._padding, self._tf32 = relu, module.padding[0], means.tf32
+        self._relu, self._padding, self._tf32 = relu, int(module.padding[0]), means.tf32
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = _last(x.to(self._weight.dtype))

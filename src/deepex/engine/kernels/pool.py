@@ -8,6 +8,7 @@ Per pooled element, `where` keeps the position of the maximum in its window, −
 type, as without fusion.
 """
 
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -207,17 +208,29 @@ class NormReluPool(torch.autograd.Function):
 
 @final
 class ReluPool(torch.autograd.Function):
-    """Max pooling of relu(y + bias), or without the bias, or without the ReLU; y is not kept."""
+    """Max pooling of relu(y + bias), or without the bias, or without the ReLU; y is not kept.
+
+    `give` is called with the bias and its float32 gradient, which then does not go through autograd, where it would be rounded to
+    the bias's dtype.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, bias: Tensor | None, relu: bool, kernel: int, stride: int, padding: int, ceil_mode: bool
+        ctx: Any,
+        y: Tensor,
+        bias: Tensor | None,
+        relu: bool,
+        kernel: int,
+        stride: int,
+        padding: int,
+        ceil_mode: bool,
+        give: Callable[[Tensor, Tensor], None] | None = None,
     ) -> Tensor:
         """Return pool(relu(y + bias))."""
         pooled, where = max_pool(y, kernel, stride, padding, ceil_mode, bias=bias, relu=relu)
         ctx.save_for_backward(where)
         ctx.window = kernel, stride, padding
-        ctx.size, ctx.dtype = tuple(y.shape[2:]), None if bias is None else bias.dtype
+        ctx.size, ctx.bias, ctx.give = tuple(y.shape[2:]), bias, give
         return pooled
 
     @staticmethod
@@ -226,4 +239,7 @@ class ReluPool(torch.autograd.Function):
         """Gradients of y and of the bias."""
         (where,) = ctx.saved_tensors
         dy, bias_grad = max_pool_backward(g, where, ctx.size, *ctx.window, bias=ctx.needs_input_grad[1])
-        return dy, None if bias_grad is None else bias_grad.to(ctx.dtype), *[None] * 5
+        if bias_grad is not None and ctx.give is not None:
+            ctx.give(ctx.bias, bias_grad)
+            bias_grad = None
+        return dy, None if bias_grad is None else bias_grad.to(ctx.bias.dtype), *[None] * 6
