@@ -68,7 +68,7 @@ class Lane:
             main.wait_event(self._pending.popleft()[0])
 
     def join(self) -> None:
-        """Make the current stream wait for all of it, if there is any: a stream that a capture did not meet must not be waited for."""
+        """Make the current stream wait for all of it; not for nothing: a capture may not wait for a stream that it never met."""
         if self._stream is not None and self._pending:
             torch.cuda.current_stream().wait_stream(self._stream)
             self._pending.clear()
