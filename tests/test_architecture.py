@@ -33,7 +33,7 @@ WITHOUT_TORCH_AND_MPI = ("errors", "record", "speedup", "perf", "report")
 
 # Environment variables are for comm/ (launchers) and cli/. Whoever else touches os.environ is named here with the reason.
 ENVIRONMENT_EXCEPTIONS = {
-    "recipes/run.py": "hands os.environ on to machine.describe and keep_heap, which are told the environment; reads no key itself",
+    "recipes/run.py": "hands os.environ on to machine's describe, keep_heap and keep_compiled; reads no key itself",
 }
 
 PICKLING_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}

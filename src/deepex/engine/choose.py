@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from deepex.engine.compiled import compile_step
 from deepex.engine.runner import EagerRunner, Parts, Runner, StepChoice
 from deepex.engine.step import EagerStep
 from deepex.errors import ConfigError
@@ -23,6 +24,9 @@ def make_runner(parts: Parts, step: EagerStep, *, steps: int, clock: PhaseClock 
     asked, device = parts.config.step, parts.arena.memory.device
     if asked == "captured" and device.type != "cuda":
         raise ConfigError("step is captured, but the device is a CPU: only a GPU can replay a step; set step=auto")
+    if asked == "compiled":
+        choice = compile_step(parts.network, step, parts.arena.take_back_buffers, batch=parts.samples.shards.batch)
+        return _one_by_one(parts, step, clock, choice)
     if asked in ("auto", "captured") and device.type == "cuda":
         timed = asked == "auto" and not parts.config.deterministic  # what was timed may decide otherwise next time
         short = _too_short(parts, step, steps) if timed else None
@@ -43,8 +47,12 @@ def make_runner(parts: Parts, step: EagerStep, *, steps: int, clock: PhaseClock 
 
 
 def _eager(parts: Parts, step: EagerStep, clock: PhaseClock | None, reason: str) -> tuple[Runner, PhaseClock]:
+    return _one_by_one(parts, step, clock, StepChoice(kind="eager", reason=reason, fusions={}))
+
+
+def _one_by_one(parts: Parts, step: EagerStep, clock: PhaseClock | None, choice: StepChoice) -> tuple[Runner, PhaseClock]:
     clock = clock or (HostClock() if parts.arena.memory.device.type == "cpu" else DeviceClock(_make_event))
-    return EagerRunner(parts, step, clock, StepChoice(kind="eager", reason=reason, fusions={})), clock
+    return EagerRunner(parts, step, clock, choice), clock
 
 
 def _captured(parts: Parts, clock: PhaseClock | None) -> tuple[Runner, PhaseClock]:

@@ -6,9 +6,10 @@
 Loss and measure are summed on the device in `step.sums` and reach the host when somebody reads it, once per epoch.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -26,10 +27,15 @@ class EagerStep:
 
     def __init__(self, network: nn.Module, objective: Objective, arena: Arena, prepare: Prepare, *, precision: str) -> None:
         self._network, self._objective, self._arena, self._prepare = network, objective, arena, prepare
+        self._compute: Callable[[torch.Tensor], Any] = network
         self._device = arena.memory.device
         self._bf16 = precision == "bf16"
         self._loss: torch.Tensor | None = None
         self.sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+
+    def use(self, compute: Callable[[torch.Tensor], Any]) -> None:
+        """Compute the network's output so from now on: by its compiled code, say."""
+        self._compute = compute
 
     def prepare(self, raw: torch.Tensor, *, train: bool = False) -> torch.Tensor:
         """Bring raw samples into the form that the network takes; to train, in random crops and flips where they are asked for."""
@@ -38,7 +44,7 @@ class EagerStep:
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """Compute loss and measure of a prepared batch and add them to `sums`."""
         with self.precision():
-            output = self._network(images)
+            output = self._compute(images)
         self._loss = self._objective.loss(output, images, labels)
         self.sums[0].add_(self._loss.detach(), alpha=len(images))
         self.sums[1].add_(self._objective.tally(output, images, labels))
@@ -50,22 +56,26 @@ class EagerStep:
         self._loss = None
 
     def trial_seconds(self, batch: int) -> float:
-        """How long a step takes on the GPU, about: the second of two on an empty batch; weights and buffers stay as they were."""
+        """How long a step takes, about: the second of two on an empty batch; weights and buffers are left as they were."""
         raw = torch.zeros((batch, *self._prepare.raw_shape), dtype=torch.uint8, device=self._device)
         labels = torch.zeros(batch, dtype=torch.int64, device=self._device)
         kept = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
         for _ in range(2):
-            torch.cuda.synchronize(self._device)
+            self._wait()
             began = perf_counter()
             self.forward(self.prepare(raw, train=True), labels)
             self.backward()
-            torch.cuda.synchronize(self._device)
+            self._wait()
         seconds = perf_counter() - began
         self._arena.take_back_buffers()  # else a network that replaces them would go on with those of the trial
         for buffer, value in kept:
             buffer.copy_(value)
         self.sums.zero_()
         return seconds
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def precision(self) -> AbstractContextManager[object]:
         """The context in which the network computes."""

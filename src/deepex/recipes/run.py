@@ -21,6 +21,7 @@ from deepex.engine.trainer import Outcome, Trainer
 from deepex.engine.watch import Watcher
 from deepex.errors import DataError, DeepexError, RunError
 from deepex.machine import describe
+from deepex.machine.cache import keep_compiled
 from deepex.machine.hardware import describe_cpu
 from deepex.machine.heap import give_back_heap, keep_heap
 from deepex.recipes.job import agree_on_placement, choices, decide_layout, make_job, pick_device
@@ -265,6 +266,8 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
     heap = keep_heap(os.environ) if job.device.type == "cpu" else "the C library's own way: the work is on the GPU"
+    if config.step == "compiled":
+        keep_compiled(os.environ)  # stays named there, as Inductor's own choice would
     try:
         yield heap
     finally:
