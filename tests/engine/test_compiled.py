@@ -1,5 +1,7 @@
 """Compiled steps: what is compiled, how often, and that it learns the same. No C++ compiler is needed: backends are injected."""
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -131,7 +133,8 @@ def test_only_full_batches_are_compiled_and_modules_stay_plain() -> None:
 
 @pytest.fixture
 def compiled_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_me")  # as importing it leaves it
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(choose, "compile_step", partial(compile_step, backend=GRADIENT_BACKEND))
 
 
@@ -172,6 +175,7 @@ def test_bf16_and_blocks(make_data: MakeData, tmp_path: Path) -> None:
     _, run = trained(config, tmp_path / "run")
     assert run.state["step"]["fusions"] == {"regions": 4, "graphs": 1}
     assert "equal ones once" in run.state["step"]["reason"]
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path / "cache/deepex/inductor"))
 
 
 def classifier(channels: int, classes: int) -> nn.Module:

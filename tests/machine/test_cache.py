@@ -1,5 +1,6 @@
 """Where compiled code is kept: the user's choice, the user's cache, and apart for each kind of processor."""
 
+import tempfile
 from pathlib import Path
 
 from deepex.machine.cache import INDUCTOR_VARIABLE, keep_compiled
@@ -17,6 +18,14 @@ def test_the_users_directory_goes_first(tmp_path: Path) -> None:
     assert keep_compiled(environ) == "/mine"
     assert environ[INDUCTOR_VARIABLE] == "/mine"
     assert not list(tmp_path.iterdir())
+
+
+def test_what_inductor_chose_on_import_is_not_the_users_choice(tmp_path: Path) -> None:
+    environ = {INDUCTOR_VARIABLE: f"{tempfile.gettempdir()}/torchinductor_me", "XDG_CACHE_HOME": str(tmp_path)}
+    found = keep_compiled(environ)
+    assert found is not None
+    assert Path(found).is_relative_to(tmp_path)
+    assert environ[INDUCTOR_VARIABLE] == found
 
 
 def test_each_kind_of_processor_has_its_own(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ by nodes that differ. So each kind of processor has a directory of its own.
 
 import hashlib
 import platform
+import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,9 @@ _TELLING: Final = ("model name", "flags", "Features", "CPU implementer", "CPU pa
 
 def keep_compiled(environ: MutableMapping[str, str], root: Path = Path("/")) -> str | None:
     """Name the directory in `environ`, unless the user has; None where it cannot be made: then Inductor's own choice holds."""
-    if INDUCTOR_VARIABLE in environ:
-        return environ[INDUCTOR_VARIABLE]
+    found = environ.get(INDUCTOR_VARIABLE)
+    if found is not None and not _is_inductors_own(found):
+        return found
     try:
         caches = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         directory = caches / "deepex" / "inductor" / _processor(root)
@@ -32,6 +34,12 @@ def keep_compiled(environ: MutableMapping[str, str], root: Path = Path("/")) -> 
         return None
     environ[INDUCTOR_VARIABLE] = str(directory)
     return str(directory)
+
+
+def _is_inductors_own(directory: str) -> bool:
+    """Whether Inductor has named the directory, not the user: once imported, it writes its choice into the environment."""
+    path = Path(directory)
+    return path.parent == Path(tempfile.gettempdir()) and path.name.startswith("torchinductor_")
 
 
 def _processor(root: Path) -> str:
