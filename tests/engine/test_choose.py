@@ -10,7 +10,6 @@ from torch import nn
 from deepex.engine import choose
 from deepex.engine.arena import Arena
 from deepex.engine.step import EagerStep
-from deepex.errors import ConfigError
 
 CUDA = torch.device("cuda")
 
@@ -81,11 +80,6 @@ def test_a_deterministic_run_does_not_depend_on_a_timing(monkeypatch: pytest.Mon
         assert choose.make_runner(_parts(arena, deterministic=True), _step(seconds), steps=10) == ("captured", None)
     runner, _ = choose.make_runner(_parts(arena), _step(1e-6), steps=10)
     assert runner.choice.kind == "eager"
-
-
-def test_compiled_steps_are_refused_and_not_passed_off_as_others() -> None:
-    with pytest.raises(ConfigError, match="compiled"):
-        choose.make_runner(_parts(_arena(nn.Linear(4, 2)), step="compiled"), _step(1.0), steps=10)
 
 
 def test_a_trial_leaves_a_network_that_replaces_its_buffers_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

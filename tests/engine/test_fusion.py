@@ -15,6 +15,7 @@ from deepex import nets
 from deepex.engine.fusion import Fused, fuse
 from deepex.engine.fusion.parts import Means
 from deepex.engine.product import Lane
+from deepex.nets.response import LocalResponse
 
 torch.backends.cudnn.allow_tf32 = False
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -94,18 +95,27 @@ class _Small(nn.Module):
     [
         ("lenet", (12, 12), {}, {"thin Conv2d + ReLU + max pooling": 1, "Conv2d + ReLU + max pooling": 1}),
         ("lenet-caffe", (16, 16), {}, {"thin Conv2d + max pooling": 1, "Conv2d + max pooling": 1}),
-        ("vgg11", (32, 32), {"dropout": 0.0}, {"Conv2d + ReLU + max pooling": 4, "thin Conv2d + ReLU + max pooling": 1}),
-        ("googlenet", (33, 33), {"dropout": 0.0}, {"local response": 2, "fork": 9, "concatenation": 9}),
+        pytest.param(
+            *("vgg11", (32, 32), {"dropout": 0.0}),
+            {"Conv2d + ReLU + max pooling": 4, "thin Conv2d + ReLU + max pooling": 1},
+            marks=pytest.mark.gpu,
+        ),
+        pytest.param(
+            *("googlenet", (33, 33), {"dropout": 0.0}, {"local response": 2, "fork": 9, "concatenation": 9}), marks=pytest.mark.gpu
+        ),
     ],
 )
 def test_other_networks(name: str, size: tuple[int, int], options: dict, expected: dict) -> None:
     torch.manual_seed(0)
-    network = nets.build(name, channels=1, size=size, classes=3, **options)
-    for module in network.modules():  # narrower: what is tested is which layers meet, not how wide they are
-        if isinstance(module, nn.Linear) and module.out_features == 4096:
-            pytest.skip("wide") if module.in_features > 600 else None
-    fused = _compare(network, torch.rand(2, 1, *size))
+    fused = _compare(nets.build(name, channels=1, size=size, classes=3, **options), torch.rand(2, 1, *size))
     assert {key: fused.found[key] for key in expected} == expected
+
+
+def test_local_response() -> None:
+    torch.manual_seed(0)
+    response = LocalResponse(5, alpha=0.1)
+    network = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), response, nn.Conv2d(8, 4, 1), nn.LocalResponseNorm(3, alpha=0.1))
+    assert _compare(network, torch.randn(2, 2, 6, 5)).found["local response"] == 2
 
 
 def _block() -> nn.Module:

@@ -55,7 +55,8 @@ class Learner:
         policy = config.sync.momentum if self._updates_locally and job.replicas > 1 else "average"
         self._counters = Counters(self.network, per_rank)
         self.momentum = make_momentum(policy, self.arena.momentum, replicas_per_rank=per_rank)
-        self._schedule = Schedule(config.optim, epochs=config.epochs, total_batch=config.batch * job.replicas)
+        schedule = Schedule(config.optim, epochs=config.epochs, total_batch=config.batch * job.replicas)
+        self._rate = schedule.during(self._shards.steps)  # not a method: this object would hold itself alive
         self._rule = parse_period(config.sync.period or ("epoch" if self._updates_locally else 1))
         samples = Samples(
             job.dataset.part("train"),
@@ -158,9 +159,6 @@ class Learner:
     def requests(self) -> torch.Tensor:
         """Above zero if some rank was asked to stop, as told at the last sync; on the device."""
         return self._agreement.requests
-
-    def _rate(self, epoch: int, step: int) -> float:
-        return self._schedule.rate(epoch + (step + 0.5) / self._shards.steps)
 
     def _turn(self, replica: int, start: int, stop: int) -> Turn:
         """A replica's turn; it ends early if its shard does."""

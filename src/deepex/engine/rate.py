@@ -5,6 +5,7 @@ schedule.rate(4.5)        # in the middle of the fifth epoch
 """
 
 import math
+from collections.abc import Callable
 
 from deepex.engine.optim import OptimConfig
 
@@ -19,6 +20,10 @@ class Schedule:
     def __init__(self, config: OptimConfig, *, epochs: int, total_batch: int) -> None:
         self._config, self._epochs = config, epochs
         self.peak = config.rate * (total_batch / config.scale_batch if config.scale_batch else 1.0)
+
+    def during(self, steps: int) -> Callable[[int, int], float]:
+        """The rate as a function of an epoch's number and a step's, of `steps` in an epoch: that of the middle of the step."""
+        return lambda epoch, step: self.rate(epoch + (step + 0.5) / steps)
 
     def rate(self, epoch: float) -> float:
         """The rate after `epoch` epochs."""

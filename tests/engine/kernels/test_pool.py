@@ -91,7 +91,7 @@ def apart(case: Case) -> Tensor:
     return (levels + case.map(1).float().tanh() * 0.3).to(case.dtype).contiguous(memory_format=torch.channels_last)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(cases())
 @example(STEM)
 @example(HANGING)
@@ -107,7 +107,7 @@ def test_plain_pooling_and_its_gradient_are_torchs_also_where_values_tie(case: C
     assert torch.equal(y.grad.cpu(), reference.grad)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(cases(), st.booleans())
 @example(STEM, True)
 @example(HANGING, True)
@@ -125,7 +125,7 @@ def test_bias_and_relu_in_front(case: Case, relu: bool) -> None:
     assert error(bias.grad, exact_bias.grad, at_least=0.01 * float(g.double().norm())) < 1e-5
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(cases())
 @example(STEM)
 @example(HANGING)
