@@ -274,9 +274,10 @@ class CapturedRunner(Runner):
         return float(start.elapsed_time(end)) / 1000 / _WARM_UPS
 
     def _kept_state(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What warming up changes, and its values; in host memory, because the device's is needed for the step."""
         self._twin.cast()
         held = [self._parts.arena.memory, *(b for b in self._parts.network.buffers() if not b.is_floating_point())]
-        return [(tensor, tensor.clone()) for tensor in held]
+        return [(tensor, tensor.to("cpu", copy=True)) for tensor in held]
 
     def _put_back(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._parts.arena.take_back_buffers()

@@ -98,14 +98,16 @@ def _place(
 def _arena_slices(config: RunConfig, per_rank: int, *, on_gpu: bool) -> int:
     """How many times the weights a rank holds.
 
-    With gradients and momentum; for several replicas also what they last agreed and their sum (of 8 bytes where deterministic),
-    and momenta of their own, which wait in host memory.
+    With gradients and momentum; on a GPU also the gradients that a captured step makes, and in bf16 the weights' twin, both of half
+    the size; for several replicas also what they last agreed and their sum (of 8 bytes where deterministic), and momenta of their
+    own, which wait in host memory.
     """
+    own = 4 if on_gpu else 3
     if per_rank == 1:
-        return 3
+        return own
     agreed = 2 if config.sync.momentum == "average" else 1
     waiting = per_rank if config.sync.momentum == "local" and not on_gpu else 0
-    return 3 + (3 if config.deterministic else 2) * agreed + waiting
+    return own + (3 if config.deterministic else 2) * agreed + waiting
 
 
 def agree_on_placement(job: Job, comm: Communicator) -> Job:
