@@ -9,7 +9,7 @@ Loss and measure are summed on the device in `step.sums` and reach the host when
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from torch import nn
 from deepex.data.prepare import Prepare
 from deepex.engine.arena import Arena
 from deepex.engine.objective import Objective
+
+_BITS: Final = 0xFFFFFFFFFFFFFFFF
 
 
 @final
@@ -100,18 +102,18 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 def mixed(seed: int, replica: int, epoch: int, step: int) -> int:
     """One number of 64 bits for a step."""
-    return int(mixed_many(seed, np.array([replica], np.uint64), epoch, np.array([step], np.uint64))[0])
+    return int(_mix(_mix(_mix(_mix(seed) ^ replica) ^ epoch) ^ step))
 
 
 def mixed_many(seed: int, replicas: NDArray[np.uint64], epoch: int, steps: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The same for many steps."""
-    start = _mix(np.array([seed % 2**64], np.uint64))
-    return _mix(_mix(_mix(start ^ replicas) ^ np.uint64(epoch)) ^ steps)
+    many: NDArray[np.uint64] = _mix(_mix(_mix(_mix(seed) ^ replicas) ^ epoch) ^ steps)
+    return many
 
 
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele et al. 2014): neighbouring numbers in, unrelated numbers out."""
-    value = value + np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+def _mix(value: Any) -> Any:
+    """SplitMix64's finaliser (Steele et al. 2014): neighbouring numbers in, unrelated numbers out; of one or of many."""
+    value = (value + 0x9E3779B97F4A7C15) & _BITS
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _BITS
+    return value ^ (value >> 31)
