@@ -64,7 +64,7 @@ def _grad(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.grad
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(case=CASES, wide=st.sampled_from([1, 6, 16, 20, 50, 144]), relu=st.booleans(), data=st.data())
 def test_into_a_wide_map(case: Case, wide: int, relu: bool, data: st.DataObject) -> None:
     # the window has to fit into the padded images
