@@ -12,6 +12,7 @@ forwards, and of one pass backwards.
 import functools
 import operator
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -182,14 +183,8 @@ class _Convolve(torch.autograd.Function):
         geometry, _, lane, reorder = ctx.how
         g = _behind(g, z, ctx.bias, lane).contiguous(memory_format=torch.channels_last)
         shape = (None, geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups)
-        back, weight = torch.ops.aten.convolution_backward, ctx.weight
-
-        def weight_gradient() -> None:
-            gradient = back(g, x, arranged, *shape, (False, True, False))[1]
-            lane.give(weight, gradient if reorder is None else reorder.back(gradient, weight))
-
-        if weight.requires_grad:
-            lane.run(weight_gradient, g, x)
+        back = torch.ops.aten.convolution_backward
+        _aside(lane, ctx.weight, reorder, lambda: back(g, x, arranged, *shape, (False, True, False))[1], g, x)
         dx = back(g, x, arranged, *shape, (True, False, False))[0] if ctx.needs_input_grad[0] else None
         return dx, None, None, None, None, None, None
 
@@ -214,16 +209,22 @@ class _Dense(torch.autograd.Function):
     def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
         x, arranged, z = ctx.saved_tensors
         _, lane, reorder, bias_reorder = ctx.how
-        weight = ctx.weight
         g = _behind(g, z, ctx.bias, lane, bias_reorder).contiguous()
-
-        def weight_gradient() -> None:
-            gradient = g.t() @ x
-            lane.give(weight, gradient if reorder is None else reorder.back(gradient, weight))
-
-        if weight.requires_grad:
-            lane.run(weight_gradient, g, x)
+        _aside(lane, ctx.weight, reorder, lambda: g.t() @ x, g, x)
         return g @ arranged if ctx.needs_input_grad[0] else None, *[None] * 6
+
+
+def _aside(
+    lane: Lane, weight: torch.Tensor, reorder: Reorder | Turn | None, compute: Callable[[], torch.Tensor], *reads: torch.Tensor
+) -> None:
+    """Let the lane compute a weight's gradient, if there is to be one, from that of the arranged weight."""
+
+    def work() -> None:
+        gradient = compute()
+        lane.give(weight, gradient if reorder is None else reorder.back(gradient, weight))
+
+    if weight.requires_grad:
+        lane.run(work, *reads)
 
 
 def _behind(
