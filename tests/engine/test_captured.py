@@ -1,5 +1,6 @@
 """The kernels of captured steps, run one by one on a CPU (Triton interprets them), against the eager runner. Graphs: tests/gpu."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,13 @@ def test_bf16_computes_with_a_twin_and_keeps_float32(small: str, monkeypatch: py
     assert 0 < float((moved - other).norm() / moved.norm()) < 0.1
     shadow = rounded.runner._twin.shadow
     torch.testing.assert_close(shadow.float(), rounded.arena.weights, rtol=2**-7, atol=1e-30)
+
+
+def test_the_twin_follows_whoever_changes_the_weights(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync, another replica's turn, a checkpoint: with weights of zero, every class is as likely as the others."""
+    learner = _learner(monkeypatch, _config(small, precision="bf16", **{"optim.rate": 1e-12}), captured=True)
+    learner.arena.weights.zero_()
+    assert _train(learner)[0][0] / 22 == pytest.approx(math.log(3), rel=1e-4)
 
 
 def test_buffers_that_a_network_replaces(small: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,6 +236,28 @@ class Asking(nn.Module):
         return self.layer(x.flatten(1) * float(x.abs().max()))
 
 
+def test_buffers_that_a_network_replaces_are_part_of_the_graph(make_data: MakeData) -> None:
+    """Run step by step this cannot fail: the loop takes them back after each turn. Replays would read the capture's own."""
+    found = []
+    for step in ("eager", "captured"):
+        learner = _learner(_config(make_data(192), net="tests.gpu.test_captured_gpu:Replacing", batch=16, step=step))
+        found.append([*_epoch(learner, 0), float(learner.network.mean)])
+        learner.feed.close()
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    assert found[1][-1] != 0.0
+
+
+class Replacing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(784, 10)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.square().mean()
+        return self.layer(x.flatten(1) / (1 + self.mean))
+
+
 def test_graphs_use_no_more_memory_than_steps_do(make_data: MakeData) -> None:
     peaks = {}
     for step in ("eager", "captured"):
