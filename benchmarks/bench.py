@@ -63,13 +63,16 @@ def fast(values: Sequence[float]) -> float:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table that pastes well."""
+    print(format_table(title, columns, rows))
+
+
+def format_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """The same, as text."""
     cells = [[str(cell) for cell in row] for row in (columns, *rows)]
     widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
-    print(f"\n{title}")
-    for number, row in enumerate(cells):
-        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
-        if number == 0:
-            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(["", title, "", *lines])
 
 
 def show_ratio(found: dict[str, float]) -> str:

@@ -1,13 +1,14 @@
 """One GPU: DeepEx's captured step against what a user would pick instead, end to end from uint8 samples on the device.
 
     python benchmarks/gpu.py                                   # everything: about 15 minutes, most of it torch.compile's
+    python benchmarks/gpu.py --ahead                           # less: all workloads compile at once first; for many cores
     python benchmarks/gpu.py --only lenet-128,cvae-128 --peers eager,compile+graph
     python benchmarks/gpu.py --show                            # the table again, from the records
 
 Same network, bf16 with fp32 master weights, shuffled, and random crops and flips for what is classified. All contestants take turns
 in one process for each workload (JAX has its own), and whole epochs are timed. Beside the speed stand peak memory, what the phase
 profile costs (the same run without it), and the share of one core that the host needs. Samples are random: this measures speed
-alone.
+alone. `--keep` writes a record for each workload, with its log, and the table, into benchmarks/records/gpu.
 """
 
 import argparse
@@ -17,10 +18,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter, thread_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -38,9 +39,13 @@ from deepex.record import RunDirectory
 from deepex.record.clock import NoClock, PhaseClock
 from peers import PEERS, RATE, Unavailable, Workload, make_peer, measure_jax, peak_bytes
 
+if TYPE_CHECKING:
+    from peers.base import Peer
+
 Shape = tuple[int, int, int]
 LARGE, SMALL, TINY = (3, 224, 224), (1, 120, 85), (1, 28, 28)
 RECORDS = bench.RECORDS / "gpu"
+PROFILE_TURNS = 12  # a difference of half a percent needs more turns than one between contestants
 
 
 def _workload(net: str, shape: Shape, batch: int, count: int, classes: int = 1000) -> Workload:
@@ -121,26 +126,48 @@ def host_share(learner: Learner) -> float:
     return min(shares)
 
 
+class Log:
+    """Says what happens, and keeps it for the record."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._began = perf_counter()
+
+    def __call__(self, text: str) -> None:
+        """Say it, with the seconds since the start."""
+        self.lines.append(f"{perf_counter() - self._began:7.1f} s  {text}")
+        print(self.lines[-1], flush=True)
+
+    def told(self, name: str, contestant: Callable[[], float]) -> Callable[[], float]:
+        """A contestant whose times are said."""
+
+        def run() -> float:
+            seconds = contestant()
+            self(f"{name}: {seconds:.4f} s")
+            return seconds
+
+        return run
+
+
 def measure(workload: Workload, peers: list[str], repeats: int, *, keep: bool) -> None:
     """All contestants on one workload, in turns; writes its record."""
-    from deepex import nets
-
+    log = Log()
+    log(f"== {workload.name}")
     images, labels, data = bench.random_data(workload.shape, workload.classes, workload.count)
-    on_device = torch.from_numpy(images).cuda(), torch.from_numpy(labels).cuda()
-    channels, *size = workload.shape
-    network: nn.Module = nets.build(workload.net, channels=channels, size=tuple(size), classes=workload.classes)
     epochs: dict[str, Callable[[], float]] = {}
     facts: dict[str, dict[str, Any]] = {}
-    for name in (peer for peer in peers if peer != "jax"):
+    on_device = torch.from_numpy(images).cuda(), torch.from_numpy(labels).cuda()
+    before = _held()
+    for name, made in make_peers(workload, peers, *on_device):
+        if isinstance(made, Unavailable):
+            facts[name] = {"unavailable": str(made)}
+            log(str(made))
+        else:
+            made.epoch()
+            epochs[name] = timed(made.epoch)
+            facts[name] = {"setup_seconds": made.setup_seconds, "peak_bytes": peak_bytes() - before, "loss": made.loss()}
+            log(f"{name} is ready: {made.setup_seconds:.1f} s, {facts[name]['peak_bytes'] / 1e9:.2f} GB, loss {made.loss():.3f}")
         before = _held()
-        try:
-            peer = make_peer(name, workload, *on_device, network)
-        except Unavailable as reason:
-            facts[name] = {"unavailable": str(reason)}
-            continue
-        peer.epoch()
-        epochs[name] = timed(peer.epoch)
-        facts[name] = {"setup_seconds": peer.setup_seconds, "peak_bytes": peak_bytes() - before, "loss": peer.loss()}
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     for name, clock in (("deepex", None), ("deepex without profile", NoClock())):
         before = _held()
@@ -150,10 +177,14 @@ def measure(workload: Workload, peers: list[str], repeats: int, *, keep: bool) -
         epoch()
         epochs[name] = timed(epoch)
         runner = trainer.learner.runner
-        facts[name] = {"setup_seconds": setup, "peak_bytes": peak_bytes() - before, "fusions": runner.choice.fusions}
+        facts[name] = {"setup_seconds": setup, "peak_bytes": peak_bytes() - before, "choice": vars(runner.choice)}
         facts[name] |= {"loss": float(runner.sums[0]) / workload.count, "host_share": host_share(trainer.learner)}
+        loss, memory = facts[name]["loss"], facts[name]["peak_bytes"] / 1e9
+        log(f"{name} is ready: {setup:.1f} s, {memory:.2f} GB, loss {loss:.3f}; {runner.choice.reason}; {runner.choice.fusions}")
+    epochs = {name: log.told(name, epoch) for name, epoch in epochs.items()}
     found = bench.in_turns(epochs, repeats)
-    ours = found["deepex"]
+    ours = ["deepex", "deepex without profile"]
+    profile = bench.in_turns({name: epochs[name] for name in ours}, PROFILE_TURNS)
     results: dict[str, Any] = {
         name: {"images_per_second": [workload.count / s for s in seconds], **facts[name]} for name, seconds in found.items()
     }
@@ -161,9 +192,39 @@ def measure(workload: Workload, peers: list[str], repeats: int, *, keep: bool) -
     if "jax" in peers:
         epochs.clear()
         results["jax"] = _jax(workload, repeats)
-    profile = bench.ratio(ours, found["deepex without profile"])
-    record = {"workload": vars(workload), "results": results, "profile_over_none": profile}
-    bench.write_record(workload.name, record, keep=keep, folder="gpu")
+        log(f"jax: {results['jax']}")
+    record = {"workload": vars(workload), "results": results, "profile_over_none": bench.ratio(*(profile[name] for name in ours))}
+    bench.write_record(workload.name, record | {"log": log.lines}, keep=keep, folder="gpu")
+
+
+def make_peers(
+    workload: Workload, peers: list[str], images: torch.Tensor, labels: torch.Tensor
+) -> Iterator[tuple[str, "Peer | Unavailable"]]:
+    """The peers of this process, one after the other, each ready to run."""
+    from deepex import nets
+
+    channels, *size = workload.shape
+    network: nn.Module = nets.build(workload.net, channels=channels, size=tuple(size), classes=workload.classes)
+    for name in (peer for peer in peers if peer != "jax"):
+        try:
+            yield name, make_peer(name, workload, images, labels, network)
+        except Unavailable as reason:
+            yield name, reason
+
+
+def compile_ahead(names: list[str], peers: str) -> None:
+    """Let the peers of all workloads compile at once, each in a process, into torch.compile's cache on disk.
+
+    Which variant of a kernel is the fastest could not be told in that crowd: these choices are thrown away, and made again later.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    words = [sys.executable, __file__, "--here", "--compile-only", "--peers", peers, "--only"]
+    processes = [subprocess.Popen([*words, name], stdout=subprocess.DEVNULL) for name in names]
+    for process in processes:
+        process.wait()
+    for path in Path(cache_dir()).rglob("*.best_config"):
+        path.unlink()
 
 
 def _held() -> int:
@@ -185,8 +246,8 @@ def _jax(workload: Workload, repeats: int) -> dict[str, Any]:
     return {"images_per_second": speeds if isinstance(speeds, list) else [speeds], **found}
 
 
-def show(folder: Path) -> None:
-    """The table, from the records there are."""
+def show(folder: Path, *, keep: bool) -> None:
+    """The table, from the records there are; `keep` writes it beside them."""
     rows = []
     for workload, bar in WORKLOADS:
         path = folder / f"{workload.name}.json"
@@ -207,7 +268,10 @@ def show(folder: Path) -> None:
             f"{100 * (record['profile_over_none']['ratio'] - 1):+.2f} %", f"{100 * results['deepex']['host_share']:.1f} %",
         ])  # fmt: skip
     columns = ["workload, batch", *PEERS, "DeepEx (least-most)", "over the best", "goal", "GB, ours / best's", "profile", "host"]
-    bench.print_table("images/s of training on one GPU, bf16", columns, rows)
+    table = bench.format_table("images/s of training on one GPU, bf16", columns, rows)
+    print(table)
+    if keep:
+        (folder / "table.md").write_text(table.lstrip() + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -216,21 +280,28 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(names), help="workloads, with commas between")
     parser.add_argument("--peers", default=",".join(PEERS), help="peers, with commas between")
     parser.add_argument("--repeats", type=int, default=5, help="epochs of each contestant")
-    parser.add_argument("--keep", action="store_true", help="write the records into benchmarks/records")
+    parser.add_argument("--keep", action="store_true", help="write the records and the table into benchmarks/records")
+    parser.add_argument("--ahead", action="store_true", help="let all workloads compile at once first; needs memory for all")
     parser.add_argument("--show", action="store_true", help="only print the table of the records that there are")
     parser.add_argument("--here", action="store_true", help="in this process; else each workload has its own")
+    parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    chosen = options.only.split(",")
-    for workload, _ in WORKLOADS if not options.show else []:
-        if workload.name not in chosen:
-            continue
-        if options.here:
-            measure(workload, [name for name in options.peers.split(",") if name], options.repeats, keep=options.keep)
+    peers = [name for name in options.peers.split(",") if name]
+    chosen = [workload for workload, _ in WORKLOADS if workload.name in options.only.split(",") and not options.show]
+    if options.ahead:
+        compile_ahead([workload.name for workload in chosen], options.peers)
+    for workload in chosen:
+        if options.compile_only:
+            images, labels, _ = bench.random_data(workload.shape, workload.classes, workload.count)
+            for _ in make_peers(workload, peers, torch.from_numpy(images).cuda(), torch.from_numpy(labels).cuda()):
+                torch.cuda.empty_cache()
+        elif options.here:
+            measure(workload, peers, options.repeats, keep=options.keep)
         else:
             words = [sys.executable, __file__, "--here", "--only", workload.name, "--peers", options.peers]
             subprocess.run([*words, "--repeats", str(options.repeats), *["--keep"] * options.keep], check=False)
     if not options.here:
-        show(RECORDS if options.keep or options.show else Path("runs") / "benchmarks" / "gpu")
+        show(RECORDS if options.keep or options.show else Path("runs") / "benchmarks" / "gpu", keep=options.keep)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def test_an_autoencoder() -> None:
     assert fused.found["ConvTranspose2d + ReLU"] == 2
     assert fused.found["flattening + dense + ReLU"] == 1
     assert fused.found["dense + unflattening + ReLU"] == 1
+    assert fused.found["noise"] == 1
 
 
 class _Small(nn.Module):
@@ -380,6 +381,7 @@ def test_dense_layers_around_maps_in_any_order_of_memory() -> None:
         layer.weight.data = layer.weight.data.t().contiguous().t()
     fused = _compare_used(network, torch.randn(8, 3, device=DEVICE))
     assert fused.found["dense + unflattening + ReLU"] == 1
+    assert fused.found["noise"] == 1
     assert fused.found["flattening + dense"] == 1
 
 

@@ -14,7 +14,7 @@ Graphs share one pool of memory: they run one after another, and none leaves any
 import gc
 import time
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -38,9 +38,9 @@ from deepex.errors import ConfigError
 from deepex.record.clock import BACKWARD, FORWARD, INPUT, UPDATE, PhaseClock
 
 _WARM_UPS: Final = 2
-_LAP_SECONDS: Final = 0.002  # a graph is worth at least so much work, or the host could not keep up
+_LAP_SECONDS: Final = 0.005  # a graph is worth about so much work, or launching it would keep the host busy
 _MOST_STEPS: Final = 32  # of one graph
-_LEAD_SECONDS: Final = 0.5  # how far the host may be ahead of the device: a request to stop must not wait longer
+_AHEAD_SECONDS: Final = 0.025  # the host is once to twice this ahead of the device: a request to stop need not wait longer
 
 
 @dataclass
@@ -66,14 +66,13 @@ class CapturedRunner(Runner):
 
     def __init__(self, parts: Parts, clock: PhaseClock) -> None:
         self._parts, self._clock, self._device = parts, clock, parts.arena.memory.device
-        precision = parts.config.precision
-        self._bf16 = precision == "bf16"
-        self._twin = Twin(parts.arena, bf16=self._bf16)
+        self._bf16, self._adapts = parts.config.precision == "bf16", parts.config.optim.method == "lars"
+        gathers = self._adapts or not parts.updates
+        self._twin = Twin(parts.arena, bf16=self._bf16, spare=None if gathers else parts.arena.gradients)
         self._lane = Lane(self._device)
         key = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._fused = self._fuse(Means(
-            weights=self._twin.of, lane=self._lane, key=key, folds=not parts.objective.needs_images, tf32=precision == "tf32"
-        ))  # fmt: skip
+        folds = not parts.objective.needs_images
+        self._fused = self._fuse(Means(weights=self._twin.of, lane=self._lane, key=key, folds=folds))
         self._source = Source(parts, self._fused.fold, key, most_steps_at_once=_MOST_STEPS)
         self.sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._gathered = self._make_gathered()
@@ -83,8 +82,8 @@ class CapturedRunner(Runner):
         began = time.perf_counter()
         self._laps = self._prepare_laps()
         seconds, steps = time.perf_counter() - began, self._laps[0].steps
-        self._lead = max(2, int(_LEAD_SECONDS / max(self._step_seconds * steps, 1e-6)))
-        self._pending: deque[Any] = deque()
+        self._stride, self._since = max(1, int(_AHEAD_SECONDS / max(self._step_seconds * steps, 1e-6))), 0
+        self._queued = torch.cuda.Event(blocking=True) if self._stream is not None else None
         reason = f"one launch for {'each step' if steps == 1 else f'{steps} steps'}; captured in {seconds:.1f} s"
         self.choice = StepChoice(kind="captured", reason=reason, fusions=dict(self._fused.found))
 
@@ -116,16 +115,16 @@ class CapturedRunner(Runner):
         self._parts.optimiser.update(rate)
 
     def _keep_pace(self) -> None:
-        """Wait until the host is not too far ahead; asking an event does not stop the device."""
-        if self._stream is None:
+        """Every so many laps, wait for what was queued when this last did: the device goes on with what was queued since.
+
+        If the queue filled up, the next launch would wait for room in it, and keep a core busy with that.
+        """
+        self._since += 1
+        if self._queued is None or self._since < self._stride:
             return
-        event = torch.cuda.Event()
-        event.record()
-        self._pending.append(event)
-        if len(self._pending) > self._lead:
-            oldest = self._pending.popleft()
-            while not oldest.query():
-                time.sleep(0.0005)
+        before, self._queued, self._since = self._queued, torch.cuda.Event(blocking=True), 0
+        self._queued.record()
+        before.synchronize()
 
     # --- one step
 
@@ -139,7 +138,7 @@ class CapturedRunner(Runner):
         table.point(self._twin.gradients(self._lane))
         if not capturing:
             table.send()
-        if not parts.updates or self._gathered is not None:
+        if not parts.updates or self._adapts:
             table.gather(parts.arena.gradients)
         clock.mark(BACKWARD)
         if parts.updates:
@@ -179,7 +178,7 @@ class CapturedRunner(Runner):
     def _make_gathered(self) -> Gradients | None:
         """The table of the arena's own gradients, where they are adapted (LARS) between being gathered and used."""
         arena = self._parts.arena
-        if self._parts.config.optim.method != "lars":
+        if not self._adapts:
             return None
         table = Gradients(arena, decays=False)
         table.point(arena.gradient_tensors())

@@ -16,11 +16,12 @@ class Twin:
     """Stands for an arena's weights. `shadow` is one vector of the same layout; None where the arena's own are used.
 
     `leaves` has, for each slot of the weights, what its gradient is taken of: the parameter, until its twin was asked for.
+    `spare` is memory for the shadow, if it is enough: the arena's gradients, where each is used where it was made.
     """
 
-    def __init__(self, arena: Arena, *, bf16: bool) -> None:
+    def __init__(self, arena: Arena, *, bf16: bool, spare: torch.Tensor | None = None) -> None:
         self._arena = arena
-        self.shadow = torch.zeros_like(arena.weights, dtype=torch.bfloat16) if bf16 else None
+        self.shadow = _shadow(arena.weights.numel(), spare, arena.memory.device) if bf16 else None
         self.leaves: list[torch.Tensor] = list(arena.trainable)
         self._places = {id(parameter): place for place, parameter in enumerate(arena.trainable)}
         self._frozen: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}
@@ -58,6 +59,12 @@ class Twin:
             gradient = lane.gradient(leaf) if leaf is parameter else lane.gradient(leaf, parameter)
             found.append(torch.zeros_like(leaf) if gradient is None else _like(gradient, leaf))
         return found
+
+
+def _shadow(count: int, spare: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    if spare is None or spare.numel() * spare.element_size() < 2 * count:
+        return torch.zeros(count, dtype=torch.bfloat16, device=device)
+    return spare.view(torch.bfloat16)[:count]
 
 
 def _like(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:

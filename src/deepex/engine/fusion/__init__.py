@@ -79,6 +79,7 @@ class _Work:
             for node in list(self._graph.nodes):
                 if node.op == "call_module" and node.graph is self._graph and not node._erased:
                     rule(node)
+        self._noises()
         self._concatenations()
         self._forks()
         self._graph.lint()
@@ -181,11 +182,19 @@ class _Work:
         if type(module) is nn.MaxPool2d and parts.can_pool(module):
             self._replace("max pooling", parts.Pool(module), node)
         elif type(module) is nn.Dropout and module.training and module.p > 0:
-            self._replace(
-                "dropout", parts.Dropped(module, self._means, 1 + self._found["dropout"]), node
-            )  # salt 0: crops and flips
+            self._replace("dropout", parts.Dropped(module, self._means, self._salt()), node)
         elif parts.is_response(module):
             self._replace("local response", parts.Response(module), node)
+
+    def _noises(self) -> None:
+        """torch.randn_like of whatever."""
+        for node in list(self._graph.nodes):
+            if calls(node, (torch.randn_like,)) and len(node.args) == 1 and not node.kwargs:
+                self._replace("noise", parts.Noise(self._means, self._salt()), node)
+
+    def _salt(self) -> int:
+        """Of what draws random numbers next; 0 belongs to crops and flips."""
+        return 1 + self._found["dropout"] + self._found["noise"]
 
     def _concatenations(self) -> None:
         """torch.cat along the second dimension, that of maps' channels."""

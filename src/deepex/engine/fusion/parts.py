@@ -14,6 +14,7 @@ from torch.nn import functional
 from deepex.engine.kernels.dropout import Dropout
 from deepex.engine.kernels.fork import fork
 from deepex.engine.kernels.join import can_join, join
+from deepex.engine.kernels.noise import noise_like
 from deepex.engine.kernels.normalise import normalise, normalise_add
 from deepex.engine.kernels.pool import NormReluPool, ReluPool
 from deepex.engine.kernels.response import LocalResponse
@@ -28,15 +29,13 @@ class Means:
     """What fused parts compute with.
 
     `weights` gives the tensor to compute with for each parameter: its bf16 twin, or itself. `key`: one number on the device, of
-    this step's random choices. `folds`: whether the network may get its images folded. `tf32`: whether products in float32 may
-    be rounded so.
+    this step's random choices. `folds`: whether the network may get its images folded.
     """
 
     weights: Callable[[nn.Parameter], torch.Tensor]
     lane: Lane
     key: torch.Tensor
     folds: bool = False
-    tf32: bool = False
 
 
 class Normed(nn.Module):
@@ -154,13 +153,13 @@ class PooledConvolution(nn.Module):
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
         self._relu, self._lane, self._window = relu, means.lane, _window(pool)
-        self._thin, self._tf32 = thin, means.tf32
+        self._thin = thin
         self._geometry = Geometry(stride=module.stride, padding=module.padding, dilation=module.dilation, groups=module.groups)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = _last(x.to(self._weight.dtype))
         if self._thin:
-            y = thin_input_convolution(x, self._weight, None, False, padding=self._geometry.padding[0], tf32=self._tf32)
+            y = thin_input_convolution(x, self._weight, None, False, padding=self._geometry.padding[0])
         else:
             y = convolve(x, self._weight, None, self._geometry, relu=False, lane=self._lane)
         z: torch.Tensor = ReluPool.apply(y, self._bias, self._relu, *self._window, self._lane.give)
@@ -173,11 +172,11 @@ class ThinInput(nn.Module):
     def __init__(self, module: Any, means: Means, *, relu: bool) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
-        self._relu, self._padding, self._tf32 = relu, int(module.padding[0]), means.tf32
+        self._relu, self._padding = relu, int(module.padding[0])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = _last(x.to(self._weight.dtype))
-        return thin_input_convolution(x, self._weight, self._bias, self._relu, padding=self._padding, tf32=self._tf32)
+        return thin_input_convolution(x, self._weight, self._bias, self._relu, padding=self._padding)
 
 
 class ThinOutput(nn.Module):
@@ -186,10 +185,10 @@ class ThinOutput(nn.Module):
     def __init__(self, module: nn.Conv2d | nn.ConvTranspose2d, means: Means) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
-        self._transposed, self._tf32 = isinstance(module, nn.ConvTranspose2d), means.tf32
+        self._transposed = isinstance(module, nn.ConvTranspose2d)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return thin_output_convolution(_last(x.to(self._weight.dtype)), self._weight, self._bias, self._transposed, tf32=self._tf32)
+        return thin_output_convolution(_last(x.to(self._weight.dtype)), self._weight, self._bias, self._transposed)
 
 
 class Dense(nn.Module):
@@ -252,6 +251,17 @@ class Dropped(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = Dropout.apply(x, self._p, self._key, self._salt)
         return y
+
+
+class Noise(nn.Module):
+    """torch.randn_like, by this step's key."""
+
+    def __init__(self, means: Means, salt: int) -> None:
+        super().__init__()
+        self._key, self._salt = means.key, salt
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return noise_like(x.detach(), self._key, self._salt)
 
 
 class Response(nn.Module):

@@ -41,7 +41,6 @@ def thin_input_forward(
     *,
     relu: bool,
     padding: int | None = None,
-    tf32: bool = False,
 ) -> torch.Tensor:
     """The convolution, plus bias, through a ReLU; in the dtype of the images, which the weight is rounded to.
 
@@ -77,7 +76,6 @@ def thin_input_forward(
         NUM_CHANNELS=channels,
         BIAS=bias is not None,
         RELU=relu,
-        PRECISION="tf32" if tf32 else "ieee",
         ROWS=tile,
         CHANNELS=block,
         TAPS=taps,
@@ -87,7 +85,7 @@ def thin_input_forward(
 
 
 def thin_input_gradients(
-    g: torch.Tensor, z: torch.Tensor | None, images: torch.Tensor, side: int, *, tf32: bool = False
+    g: torch.Tensor, z: torch.Tensor | None, images: torch.Tensor, side: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of weight and bias in float32 from that of the output, g; taken where z > 0 if z, a ReLU's output, is given."""
     g, images = as_rows(g), as_rows(images)
@@ -118,7 +116,6 @@ def thin_input_gradients(
         MARGIN=(height - lines) // 2,
         NUM_CHANNELS=channels,
         MASKS=z is not None,
-        PRECISION="tf32" if tf32 else "ieee",
         ROWS=tile,
         CHANNELS=block,
         TAPS=taps,
@@ -137,7 +134,6 @@ def thin_output_forward(
     *,
     transposed: bool,
     dtype: torch.dtype = torch.float32,
-    tf32: bool = False,
 ) -> torch.Tensor:
     """The convolution, or its transpose, plus bias; summed in float32 and given in `dtype`."""
     channels, thin = weight.shape[:2] if transposed else (weight.shape[1], weight.shape[0])
@@ -171,7 +167,6 @@ def thin_output_forward(
         LINES=lines,
         TRANSPOSED=transposed,
         BIAS=bias is not None,
-        PRECISION="tf32" if tf32 else "ieee",
         ROWS=64 if x.dtype == torch.bfloat16 else 32,
         CHANNELS=min(triton.next_power_of_2(channels), 128 if x.dtype == torch.bfloat16 or taps <= 64 else 32),
         TAPS=taps,
@@ -182,7 +177,7 @@ def thin_output_forward(
 
 
 def thin_output_gradients(
-    dout: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, transposed: bool, masks: bool = False, tf32: bool = False
+    dout: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, transposed: bool, masks: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Gradients of x (in its dtype), weight and bias (in float32), from that of the output.
 
@@ -222,7 +217,6 @@ def thin_output_gradients(
         NUM_CHANNELS=channels,
         TRANSPOSED=transposed,
         MASKS=masks,
-        PRECISION="tf32" if tf32 else "ieee",
         ROWS=tile,
         CHANNELS=block,
         TAPS=taps,
@@ -320,19 +314,19 @@ def _check(maps: torch.Tensor, expected: int, side: int) -> None:
 class _ThinInput(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, relu: bool, padding: int | None, tf32: bool
+        ctx: Any, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, relu: bool, padding: int | None
     ) -> torch.Tensor:
         assert not ctx.needs_input_grad[0], "the images are the network's input: their gradient is not computed"
-        out = thin_input_forward(images, weight, bias, relu=relu, padding=padding, tf32=tf32)
+        out = thin_input_forward(images, weight, bias, relu=relu, padding=padding)
         ctx.save_for_backward(images, out if relu else None)
-        ctx.side, ctx.tf32 = weight.shape[2], tf32
+        ctx.side = weight.shape[2]
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         images, z = ctx.saved_tensors
-        weight_grad, bias_grad = thin_input_gradients(grads[0], z, images, ctx.side, tf32=ctx.tf32)
-        return None, weight_grad, bias_grad if ctx.needs_input_grad[2] else None, None, None, None
+        weight_grad, bias_grad = thin_input_gradients(grads[0], z, images, ctx.side)
+        return None, weight_grad, bias_grad if ctx.needs_input_grad[2] else None, None, None
 
 
 class _ThinOutput(torch.autograd.Function):
@@ -345,19 +339,16 @@ class _ThinOutput(torch.autograd.Function):
         transposed: bool,
         dtype: torch.dtype,
         masks: bool,
-        tf32: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.transposed, ctx.masks, ctx.tf32 = transposed, masks, tf32
-        return thin_output_forward(x, weight, bias, transposed=transposed, dtype=dtype, tf32=tf32)
+        ctx.transposed, ctx.masks = transposed, masks
+        return thin_output_forward(x, weight, bias, transposed=transposed, dtype=dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        dx, weight_grad, bias_grad, _ = thin_output_gradients(
-            grads[0], x, weight, transposed=ctx.transposed, masks=ctx.masks, tf32=ctx.tf32
-        )
-        return dx, weight_grad, bias_grad if ctx.needs_input_grad[2] else None, None, None, None, None
+        dx, weight_grad, bias_grad, _ = thin_output_gradients(grads[0], x, weight, transposed=ctx.transposed, masks=ctx.masks)
+        return dx, weight_grad, bias_grad if ctx.needs_input_grad[2] else None, None, None, None
 
 
 def thin_input_convolution(
@@ -367,7 +358,6 @@ def thin_input_convolution(
     relu: bool,
     *,
     padding: int | None = None,
-    tf32: bool = False,
 ) -> torch.Tensor:
     """relu(conv(images) + bias) with weight (channels, 1…4, side, side). There is no gradient for the images.
 
@@ -375,7 +365,7 @@ def thin_input_convolution(
     """
     if weight.shape[1] > MAX_THIN:
         raise ValueError(f"{weight.shape[1]} channels of images: this is for up to {MAX_THIN}")
-    return cast("torch.Tensor", _ThinInput.apply(images, weight, bias, relu, padding, tf32))
+    return cast("torch.Tensor", _ThinInput.apply(images, weight, bias, relu, padding))
 
 
 def thin_output_convolution(
@@ -386,7 +376,6 @@ def thin_output_convolution(
     *,
     dtype: torch.dtype = torch.float32,
     masks: bool = False,
-    tf32: bool = False,
 ) -> torch.Tensor:
     """Convolution to 1…4 channels, weight (thin, channels, side, side), or its transpose, weight (channels, thin, side, side).
 
@@ -395,4 +384,4 @@ def thin_output_convolution(
     thin = weight.shape[1 if transposed else 0]
     if thin > MAX_THIN:
         raise ValueError(f"{thin} channels of output: this is for up to {MAX_THIN}")
-    return cast("torch.Tensor", _ThinOutput.apply(x, weight, bias, transposed, dtype, masks, tf32))
+    return cast("torch.Tensor", _ThinOutput.apply(x, weight, bias, transposed, dtype, masks))
