@@ -1,7 +1,6 @@
 """One GPU: DeepEx's captured step against what a user would pick instead, end to end from uint8 samples on the device.
 
     python benchmarks/gpu.py                                   # everything: about 15 minutes, most of it torch.compile's
-    python benchmarks/gpu.py --ahead                           # less: all workloads compile at once first; for many cores
     python benchmarks/gpu.py --only lenet-128,cvae-128 --peers eager,compile+graph
     python benchmarks/gpu.py --show                            # the table again, from the records
 
@@ -19,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter, thread_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from torch import nn
 import bench
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.augment import AugmentConfig
+from deepex.engine.captured import CapturedRunner
 from deepex.engine.config import RunConfig
 from deepex.engine.learner import Learner
 from deepex.engine.optim import OptimConfig
@@ -111,19 +112,49 @@ def timed(epoch: Callable[[], None]) -> Callable[[], float]:
     return run
 
 
-def host_share(learner: Learner) -> float:
-    """The share of one core that the thread which queues the steps of an epoch needs: the least of three."""
+def host_shares(learner: Learner) -> dict[str, float]:
+    """The share of one core that the thread which queues the steps of an epoch needs: the least of three.
+
+    `driver_share` of it is the driver's, for launching graphs; the rest is Python's, and what waiting takes.
+    """
     shares = []
+    runner = cast("CapturedRunner", learner.runner)
     for number in range(1000, 1003):
         learner.begin_epoch(number, 0)
         torch.cuda.synchronize()
-        began, busy = perf_counter(), thread_time()
-        for start, stop in learner.plan:
-            learner.segment(number, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
-        busy = thread_time() - busy
-        torch.cuda.synchronize()
-        shares.append(busy / (perf_counter() - began))
-    return min(shares)
+        with _timed_launches(runner) as launches:
+            began, busy = perf_counter(), thread_time()
+            for start, stop in learner.plan:
+                learner.segment(number, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+            busy = thread_time() - busy
+            torch.cuda.synchronize()
+            seconds = perf_counter() - began
+        shares.append((busy / seconds, sum(launches) / seconds))
+    host, driver = min(shares)
+    return {"host_share": host, "driver_share": driver}
+
+
+@contextmanager
+def _timed_launches(runner: CapturedRunner) -> Iterator[list[float]]:
+    """The thread's seconds of every launch of a graph within."""
+    seconds: list[float] = []
+    kept = [(lap, lap.run) for lap in runner.laps]
+
+    def told(run: Callable[[], None]) -> Callable[[], None]:
+        def launch() -> None:
+            began = thread_time()
+            run()
+            seconds.append(thread_time() - began)
+
+        return launch
+
+    for lap, run in kept:
+        lap.run = told(run)
+    try:
+        yield seconds
+    finally:
+        for lap, run in kept:
+            lap.run = run
 
 
 class Log:
@@ -168,7 +199,6 @@ def measure(workload: Workload, peers: list[str], repeats: int, *, keep: bool) -
             facts[name] = {"setup_seconds": made.setup_seconds, "peak_bytes": peak_bytes() - before, "loss": made.loss()}
             log(f"{name} is ready: {made.setup_seconds:.1f} s, {facts[name]['peak_bytes'] / 1e9:.2f} GB, loss {made.loss():.3f}")
         before = _held()
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     for name, clock in (("deepex", None), ("deepex without profile", NoClock())):
         before = _held()
         began = perf_counter()
@@ -178,7 +208,7 @@ def measure(workload: Workload, peers: list[str], repeats: int, *, keep: bool) -
         epochs[name] = timed(epoch)
         runner = trainer.learner.runner
         facts[name] = {"setup_seconds": setup, "peak_bytes": peak_bytes() - before, "choice": vars(runner.choice)}
-        facts[name] |= {"loss": float(runner.sums[0]) / workload.count, "host_share": host_share(trainer.learner)}
+        facts[name] |= {"loss": float(runner.sums[0]) / workload.count, **host_shares(trainer.learner)}
         loss, memory = facts[name]["loss"], facts[name]["peak_bytes"] / 1e9
         log(f"{name} is ready: {setup:.1f} s, {memory:.2f} GB, loss {loss:.3f}; {runner.choice.reason}; {runner.choice.fusions}")
     epochs = {name: log.told(name, epoch) for name, epoch in epochs.items()}
@@ -212,21 +242,6 @@ def make_peers(
             yield name, reason
 
 
-def compile_ahead(names: list[str], peers: str) -> None:
-    """Let the peers of all workloads compile at once, each in a process, into torch.compile's cache on disk.
-
-    Which variant of a kernel is the fastest could not be told in that crowd: these choices are thrown away, and made again later.
-    """
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    words = [sys.executable, __file__, "--here", "--compile-only", "--peers", peers, "--only"]
-    processes = [subprocess.Popen([*words, name], stdout=subprocess.DEVNULL) for name in names]
-    for process in processes:
-        process.wait()
-    for path in Path(cache_dir()).rglob("*.best_config"):
-        path.unlink()
-
-
 def _held() -> int:
     """What other contestants hold of the device's memory; a new count of the peak begins."""
     gc.collect()
@@ -242,8 +257,8 @@ def _jax(workload: Workload, repeats: int) -> dict[str, Any]:
         found = measure_jax(workload, repeats)
     except (Unavailable, RuntimeError, subprocess.TimeoutExpired) as reason:
         return {"unavailable": str(reason)[-500:]}
-    speeds = found.pop("images_per_second")
-    return {"images_per_second": speeds if isinstance(speeds, list) else [speeds], **found}
+    speeds = [found["num_samples"] / seconds for seconds in found["seconds"]]
+    return found | {"images_per_second": speeds}
 
 
 def show(folder: Path, *, keep: bool) -> None:
@@ -265,13 +280,28 @@ def show(folder: Path, *, keep: bool) -> None:
             f"{ours:,.0f} ({min(speeds['deepex']):,.0f}-{max(speeds['deepex']):,.0f})",
             "-" if best is None else f"{ours / others[best]:.2f} × {best}", "-" if bar is None else f"{bar:,}",
             f"{memory:.2f}" + ("" if best is None else f" / {results[best]['peak_bytes'] / 1e9:.2f}"),
-            f"{100 * (record['profile_over_none']['ratio'] - 1):+.2f} %", f"{100 * results['deepex']['host_share']:.1f} %",
+            f"{100 * (record['profile_over_none']['ratio'] - 1):+.2f} %", _host(results["deepex"]),
         ])  # fmt: skip
-    columns = ["workload, batch", *PEERS, "DeepEx (least-most)", "over the best", "goal", "GB, ours / best's", "profile", "host"]
+    columns = [
+        "workload, batch",
+        *PEERS,
+        "DeepEx (least-most)",
+        "over the best",
+        "goal",
+        "GB, ours / best's",
+        "profile",
+        "host: Python + driver",
+    ]
     table = bench.format_table("images/s of training on one GPU, bf16", columns, rows)
     print(table)
     if keep:
         (folder / "table.md").write_text(table.lstrip() + "\n", encoding="utf-8")
+
+
+def _host(result: dict[str, Any]) -> str:
+    """Python's share of a core, and the driver's."""
+    driver = result.get("driver_share", 0.0)
+    return f"{100 * (result['host_share'] - driver):.1f} + {100 * driver:.1f} %"
 
 
 def main() -> None:
@@ -281,21 +311,13 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(PEERS), help="peers, with commas between")
     parser.add_argument("--repeats", type=int, default=5, help="epochs of each contestant")
     parser.add_argument("--keep", action="store_true", help="write the records and the table into benchmarks/records")
-    parser.add_argument("--ahead", action="store_true", help="let all workloads compile at once first; needs memory for all")
     parser.add_argument("--show", action="store_true", help="only print the table of the records that there are")
     parser.add_argument("--here", action="store_true", help="in this process; else each workload has its own")
-    parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     peers = [name for name in options.peers.split(",") if name]
     chosen = [workload for workload, _ in WORKLOADS if workload.name in options.only.split(",") and not options.show]
-    if options.ahead:
-        compile_ahead([workload.name for workload in chosen], options.peers)
     for workload in chosen:
-        if options.compile_only:
-            images, labels, _ = bench.random_data(workload.shape, workload.classes, workload.count)
-            for _ in make_peers(workload, peers, torch.from_numpy(images).cuda(), torch.from_numpy(labels).cuda()):
-                torch.cuda.empty_cache()
-        elif options.here:
+        if options.here:
             measure(workload, peers, options.repeats, keep=options.keep)
         else:
             words = [sys.executable, __file__, "--here", "--only", workload.name, "--peers", options.peers]

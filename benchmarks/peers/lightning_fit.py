@@ -1,14 +1,14 @@
 """Lightning's Trainer, in its `barebones` form, which is meant for measuring its speed.
 
 A fit cannot be paused, and a new one for every epoch would set up everything anew. So one fit runs in a thread, and its source of
-batches waits until `epoch` hands it the rows of the next one. `_go` and `_over` are a baton: the caller owns `_rows` and `_error`
+batches waits until `epoch` hands it those of the next one. `_go` and `_over` are a baton: the caller owns `_batches` and `_error`
 from `_over` to `_go`, the fit from `_go` to `_over`.
 """
 
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from time import perf_counter
 from typing import Any, final
@@ -28,14 +28,14 @@ class _Closed(Exception):  # noqa: N818 - it ends the fit; nothing is wrong
 
 @final
 class Fit(Peer):
-    """One fit without end; the plan's rows are its batches, and preparation is compiled together with the network."""
+    """One fit without end; a batch is a plan and the number of its row, and preparation is compiled together with the network."""
 
     def __init__(self, pytorch: Any, workload: Workload, samples: Samples, module: Any) -> None:
         began = perf_counter()
         self.num_samples = workload.num_samples
         self._samples, self._module = samples, module
         self._go, self._over = threading.Semaphore(0), threading.Semaphore(0)
-        self._rows: tuple[torch.Tensor, ...] | None = None
+        self._batches: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         self._error: BaseException | None = None
         module.on_train_epoch_end = self._over.release
         device = samples.device
@@ -43,16 +43,16 @@ class Fit(Peer):
         trainer = pytorch.Trainer(max_epochs=-1, precision="bf16-mixed", benchmark=True, barebones=True, **where)
         self._thread = threading.Thread(target=self._fit, args=(trainer,), daemon=True)
         self._thread.start()
-        self._run(samples.draw()[:1].expand(WARM_UP, -1, -1))
+        self._run(samples.draw(), [0] * WARM_UP)
         wait(device)
         self.setup_seconds = perf_counter() - began
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The batches of an epoch; without a length, since the warm-up is short."""
         self._go.acquire()
-        if self._rows is None:
+        if self._batches is None:
             raise _Closed
-        yield from self._rows
+        yield from self._batches
 
     def _fit(self, trainer: Any) -> None:
         try:
@@ -63,8 +63,8 @@ class Fit(Peer):
             self._error = error
         self._over.release()
 
-    def _run(self, plan: torch.Tensor) -> None:
-        self._rows = plan.unbind(0)
+    def _run(self, plan: torch.Tensor, rows: Sequence[int]) -> None:
+        self._batches = [(plan, number) for number in torch.tensor(rows, device=plan.device).split(1)]
         self._go.release()
         self._over.acquire()
         if self._error is not None:
@@ -72,7 +72,8 @@ class Fit(Peer):
 
     @override
     def epoch(self) -> None:
-        self._run(self._samples.draw())
+        plan = self._samples.draw()
+        self._run(plan, range(len(plan)))
 
     @override
     def loss(self) -> float:
@@ -80,7 +81,7 @@ class Fit(Peer):
 
     @override
     def close(self) -> None:
-        self._rows = None
+        self._batches = None
         self._go.release()
         self._thread.join()
         super().close()
@@ -109,8 +110,8 @@ def make_lightning(
             self.compute = torch.compile(self.whole, dynamic=False, fullgraph=True) if compiled else self.whole
             self.last = torch.zeros(())
 
-        def training_step(self, row: torch.Tensor) -> torch.Tensor:
-            loss = self.compute(row)
+        def training_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            loss = self.compute(*batch)
             self.last = loss.detach()
             return loss
 

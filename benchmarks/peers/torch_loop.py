@@ -23,9 +23,9 @@ def sgd(network: nn.Module, rate: float) -> torch.optim.Optimizer:
 class Loop(Peer):
     """A Python iteration per step. With a `mode` of torch.compile, preparation, network, loss and their gradient are compiled.
 
-    `captured` puts the whole step into one CUDA graph, replayed per batch, with no other launch: the plan and the step's number lie
-    in fixed places on the device, where the graph reads them and moves the number on. Without a GPU the same step just runs. A mode
-    that makes CUDA graphs itself cannot be captured.
+    What is compiled takes the plan and the step's number, which lie in fixed places on the device, and the number is moved on
+    there. `captured` puts the whole step into one CUDA graph, replayed per batch, with no other launch. Without a GPU the same step
+    just runs. A mode that makes CUDA graphs itself cannot be captured.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Loop(Peer):
             torch.compile(whole, mode=mode, dynamic=False, fullgraph=True) if mode else whole
         )
         self._plan = self._samples.draw()
-        self._number = torch.zeros(1, dtype=torch.int64, device=self._device) if captured else None
+        self._number = torch.zeros(1, dtype=torch.int64, device=self._device) if captured or mode else None
         self._replay = self._static_step
         if captured and self._device.type == "cuda":
             self._capture()

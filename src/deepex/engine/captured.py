@@ -40,11 +40,12 @@ from deepex.record.clock import BACKWARD, FORWARD, INPUT, UPDATE, PhaseClock
 _WARM_UPS: Final = 2
 _LAP_SECONDS: Final = 0.005  # a graph is worth about so much work, or launching it would keep the host busy
 _MOST_STEPS: Final = 32  # of one graph
-_AHEAD_SECONDS: Final = 0.025  # the host is once to twice this ahead of the device: a request to stop need not wait longer
+_AHEAD_SECONDS: Final = 0.03  # the host is once to twice this ahead of the device, or a lap or two if they are longer
+_MOST_NAP_SECONDS: Final = 0.05
 
 
 @dataclass
-class _Lap:
+class Lap:
     """`steps` steps on batches of `size` samples, ready to run. `tables` say where their gradients lie."""
 
     size: int
@@ -80,10 +81,12 @@ class CapturedRunner(Runner):
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._pool: Any = None
         began = time.perf_counter()
-        self._laps = self._prepare_laps()
-        seconds, steps = time.perf_counter() - began, self._laps[0].steps
-        self._stride, self._since = max(1, int(_AHEAD_SECONDS / max(self._step_seconds * steps, 1e-6))), 0
-        self._queued = torch.cuda.Event(blocking=True) if self._stream is not None else None
+        self.laps = self._prepare_laps()
+        seconds, steps = time.perf_counter() - began, self.laps[0].steps
+        lap_seconds = max(self._step_seconds * steps, 1e-6)
+        self._stride, self._since = max(1, int(_AHEAD_SECONDS / lap_seconds)), 0
+        self._nap = min(self._stride * lap_seconds / 2, _MOST_NAP_SECONDS)
+        self._queued = torch.cuda.Event() if self._stream is not None else None
         reason = f"one launch for {'each step' if steps == 1 else f'{steps} steps'}; captured in {seconds:.1f} s"
         self.choice = StepChoice(kind="captured", reason=reason, fusions=dict(self._fused.found))
 
@@ -99,7 +102,7 @@ class CapturedRunner(Runner):
         self._twin.cast()
         sizes = self._source.batches(turn)
         while sizes:
-            lap = next(lap for lap in self._laps if lap.fits(sizes))
+            lap = next(lap for lap in self.laps if lap.fits(sizes))
             for _ in range(lap.steps):
                 self._source.bring()
             if self._random:
@@ -122,9 +125,10 @@ class CapturedRunner(Runner):
         self._since += 1
         if self._queued is None or self._since < self._stride:
             return
-        before, self._queued, self._since = self._queued, torch.cuda.Event(blocking=True), 0
+        before, self._queued, self._since = self._queued, torch.cuda.Event(), 0
         self._queued.record()
-        before.synchronize()
+        while not before.query():  # which does not make the device wait
+            time.sleep(self._nap)
 
     # --- one step
 
@@ -195,7 +199,7 @@ class CapturedRunner(Runner):
 
     # --- capture
 
-    def _prepare_laps(self) -> list[_Lap]:
+    def _prepare_laps(self) -> list[Lap]:
         """Laps for every size of batch there is; the full one first, also with several steps if one is short."""
         kept = self._kept_state()
         try:
@@ -211,13 +215,13 @@ class CapturedRunner(Runner):
         finally:
             self._put_back(kept)
 
-    def _prepare(self, size: int, steps: int) -> _Lap:
+    def _prepare(self, size: int, steps: int) -> Lap:
         optim, arena = self._parts.config.optim, self._parts.arena
         decays = optim.weight_decay > 0 and optim.method == "sgd"
         tables = [Gradients(arena, decays=decays) for _ in range(steps)]
         if self._stream is None:
             self._warm_up(size, tables[0])
-            return _Lap(size, steps, lambda: self._step(size, tables[0], capturing=False), tables)
+            return Lap(size, steps, lambda: self._step(size, tables[0], capturing=False), tables)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             self._warm_up(size, tables[0])
@@ -236,7 +240,7 @@ class CapturedRunner(Runner):
         self._pool = graph.pool()
         for table in tables:
             table.send()
-        return _Lap(size, steps, graph.replay, tables)
+        return Lap(size, steps, graph.replay, tables)
 
     def _warm_up(self, size: int, table: Gradients) -> None:
         """Run the step as it is: cuDNN and Triton choose and compile, and what the network does beside arithmetic shows.
@@ -260,7 +264,7 @@ class CapturedRunner(Runner):
         modules, plain = self._parts.network.modules(), (int, float, str)
         return [(name, value) for module in modules for name, value in vars(module).items() if isinstance(value, plain)]
 
-    def _time(self, lap: _Lap) -> float:
+    def _time(self, lap: Lap) -> float:
         """Seconds of a step."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._source.cursor.zero_()
