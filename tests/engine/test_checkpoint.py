@@ -28,7 +28,8 @@ from deepex.errors import RunError, StorageError
 from deepex.record import RunDirectory
 from deepex.record.run import hold
 from deepex.sync import SyncConfig
-from tests.mpi import ROOT, rank_environ, run_deepex
+from tests.engine import several
+from tests.mpi import ROOT, rank_environ, run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
 
@@ -55,50 +56,86 @@ def whole(make_data: MakeData, tmp_path_factory: pytest.TempPathFactory) -> dict
     return {momentum: folder / momentum for momentum in ("average", "local")}
 
 
-@pytest.mark.parametrize("momentum", ["average", "local"])
-def test_resume_in_the_middle_of_an_epoch_on_other_ranks(
-    momentum: str, whole: dict[str, Path], make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stop by SIGTERM at the second sync of the second epoch on 1 rank; resume on 2: the bits of the uninterrupted run."""
+@pytest.fixture(scope="module")
+def stopped(whole: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same, each stopped by SIGTERM at the second sync of the second epoch, on 1 rank."""
+    folder = tmp_path_factory.mktemp("stopped")
+    for momentum, run in whole.items():
+        with pytest.MonkeyPatch.context() as patch:
+            _stop_after_syncs(patch, 3 + 2)
+            deepex.train(_config_of(run), SoloCommunicator(), out=folder / momentum)
+    return {momentum: folder / momentum for momentum in whole}
+
+
+OTHERS = {"average": "local", "local": "average"}
+
+
+@pytest.fixture(scope="module")
+def on_ranks(whole: dict[str, Path], stopped: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs on 1 rank and on 2. `BEGAN-POLICY` took another momentum policy after its first epoch; `local` was stopped on 1 rank.
+
+    All those of 2 ranks are trained in one launch, because starting ranks takes most of the time.
+    """
+    folders = {ranks: tmp_path_factory.mktemp(f"ranks{ranks}") for ranks in (1, 2)}
+    jobs: dict[int, list[str]] = {1: [], 2: []}
+    for ranks, began, policy in ((r, b, p) for b, o in OTHERS.items() for r, p in ((1, o), (2, o), (1, "reset"))):
+        run, config = folders[ranks] / f"{began}-{policy}", whole[began] / "config.toml"
+        jobs[ranks].append(several.job(run, config, resume=False, epochs=1))
+        changes = {"epochs": 2, "sync.period": "epoch", "sync.momentum": policy}
+        jobs[ranks].append(several.job(run, run / "config.toml", resume=True, **changes))
+    local = folders[2] / "local"
+    shutil.copytree(stopped["local"], local)
+    result = run_ranks(2, "-m", "tests.engine.several", *jobs[2], several.job(local, local / "config.toml", resume=True))
+    assert result.returncode == 0, result.stderr[-2000:]
+    for job in jobs[1]:
+        several.work(job, SoloCommunicator())
+    return folders
+
+
+def test_resume_in_the_middle_of_an_epoch_on_other_ranks(whole: dict[str, Path], stopped: dict[str, Path], tmp_path: Path) -> None:
+    """Stopped on 1 rank; resume on 2, as a user does: the bits of the uninterrupted run."""
     run = tmp_path / "run"
-    config = deepex.RunConfig(**{**_config_of(whole[momentum]).__dict__, "data": str(make_data(192))})
-    _stop_after_syncs(monkeypatch, 3 + 2)
-    deepex.train(config, SoloCommunicator(), out=run)
-    monkeypatch.undo()
-    directory = RunDirectory.open(run)
+    shutil.copytree(stopped["average"], run)
+    result = run_deepex("train", "--resume", str(run), "--ranks=2", "-q")
+    assert result.returncode == 0, result.stderr[-2000:]
+    _compare_resumed(stopped["average"], run, whole["average"])
+
+
+def test_resume_with_momentum_of_each_replica_on_other_ranks(
+    whole: dict[str, Path], stopped: dict[str, Path], on_ranks: dict[int, Path]
+) -> None:
+    _compare_resumed(stopped["local"], on_ranks[2] / "local", whole["local"])
+
+
+def _compare_resumed(stopped: Path, resumed: Path, whole: Path) -> None:
+    directory = RunDirectory.open(stopped)
     assert directory.state["status"] == "stopped"
     assert "SIGTERM" in directory.state["reason"]
     header = checkpoints.newest(directory.checkpoints).header
     assert (header["epoch"], header["step"]) == (1, 4)
-    assert not (run / "weights.safetensors").exists()
-    result = run_deepex("train", "--resume", str(run), "--ranks=2", "-q")
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert weights(run) == weights(whole[momentum])
-    resumed, untouched = RunDirectory.open(run).epochs(), RunDirectory.open(whole[momentum]).epochs()
-    assert [e.epoch for e in resumed] == [1, 2, 3, 4]
-    assert [e.partial for e in resumed] == [False, True, False, False]
-    assert [e.samples for e in resumed] == [192] * 4
-    for mine, theirs in zip(resumed, untouched, strict=True):
+    assert not (stopped / "weights.safetensors").exists()
+    assert weights(resumed) == weights(whole)
+    assert RunDirectory.open(resumed).state["resumed"] == [2]
+    epochs, untouched = RunDirectory.open(resumed).epochs(), RunDirectory.open(whole).epochs()
+    assert [e.epoch for e in epochs] == [1, 2, 3, 4]
+    assert [e.partial for e in epochs] == [False, True, False, False]
+    assert [e.samples for e in epochs] == [192] * 4
+    for mine, theirs in zip(epochs, untouched, strict=True):
         assert mine.train.loss == pytest.approx(theirs.train.loss, rel=1e-12)
         assert mine.train.error == theirs.train.error
 
 
-@pytest.mark.parametrize(("began", "goes_on"), [("average", "local"), ("local", "average")])
+@pytest.mark.parametrize(("began", "goes_on"), OTHERS.items())
 def test_another_momentum_policy_from_a_checkpoint_on_is_the_same_on_any_ranks(
-    began: str, goes_on: str, whole: dict[str, Path], tmp_path: Path
+    began: str, goes_on: str, on_ranks: dict[int, Path]
 ) -> None:
     """4 replicas on 1 rank and on 2; a period that is the epoch, so that the momentum at its start is what differs from `reset`."""
-    again = [f"--set={key}" for key in ("epochs=2", "sync.period=epoch")]
-    found = []
-    for ranks, policy in ((1, goes_on), (2, goes_on), (1, "reset")):
-        run = tmp_path / f"{ranks}-{policy}"
-        config = str(whole[began] / "config.toml")
-        first = run_deepex("train", config, f"--out={run}", f"--ranks={ranks}", "-q", "--set=epochs=1")
-        result = run_deepex("train", "--resume", str(run), f"--ranks={ranks}", "-q", *again, f"--set=sync.momentum={policy}")
-        assert (first.returncode, result.returncode) == (0, 0), first.stderr + result.stderr
-        found.append(weights(run))
-    assert found[0] == found[1]
-    assert found[0] != found[2]
+    one, two, reset = (
+        weights(on_ranks[ranks] / f"{began}-{policy}") for ranks, policy in ((1, goes_on), (2, goes_on), (1, "reset"))
+    )
+    assert RunDirectory.open(on_ranks[2] / f"{began}-{goes_on}").state["ranks"] == 2
+    assert one == two
+    assert one != reset
 
 
 def _config_of(run: Path) -> RunConfig:
@@ -207,8 +244,8 @@ def test_sigterm_to_a_parallel_job_writes_a_checkpoint_and_ends_cleanly(make_dat
     assert state["status"] == "stopped"
     position = checkpoints.newest(run / "checkpoints").position
     assert position.epoch >= 2
-    result = run_deepex("train", "--resume", str(run), "-q", f"--set=epochs={position.epoch + 1}")
-    assert result.returncode == 0, result.stderr[-2000:]
+    longer = dataclasses.replace(_config_of(run), epochs=position.epoch + 1)
+    deepex.train(longer, SoloCommunicator(), out=run, resume=True)
     assert RunDirectory.open(run).state["status"] == "finished"
 
 
@@ -223,8 +260,7 @@ def test_a_killed_run_resumes_exactly(moment: float, whole: dict[str, Path], mak
     time.sleep(moment)
     process.kill()
     process.wait()
-    result = run_deepex("train", "--resume", str(run), "-q")
-    assert result.returncode == 0, result.stderr[-2000:]
+    deepex.train(_config_of(run), SoloCommunicator(), out=run, resume=True)
     assert weights(run) == weights(whole["average"])
     assert [e.epoch for e in RunDirectory.open(run).epochs()] == [1, 2, 3, 4]
 
