@@ -1,8 +1,8 @@
 """What the ranks of a node read for each other: `mpiexec -n 3 python -m tests.data.reading WHAT DATA KIND-ORDER[-unverified]…`.
-`--nodes=2+1` spreads three ranks over two nodes.
+`--nodes=2+1` spreads three ranks over two nodes. `--then WHAT DATA …` does more in the same launch: starting ranks takes longer.
 
-Rank 0 prints what each case gave, rank by rank. `batches`: all ranks train two epochs, and tell which files they opened how often,
-and how much each request asked for. `failure`: what `next` raised.
+Rank 0 prints, in a line for each WHAT, what its cases gave, rank by rank. `batches`: all ranks train two epochs, and tell which
+files they opened how often, and how much each request asked for. `failure`: what `next` raised.
 """
 
 import dataclasses
@@ -41,14 +41,15 @@ def make(kind: str, samples: Samples, comm: Communicator | None, *, verify: bool
 
 
 opened, requests = Counter[str](), list[int]()
+watched: list[Path] = []
 
 
-def watch(folder: Path) -> None:
-    """Count which files of `folder` are opened, and note the size of each request."""
+def watch() -> None:
+    """Count which files of the folder that was watched last are opened, and note the size of each request."""
     original = os.preadv
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str) and Path(arguments[0]).parent == folder:
+        if event == "open" and isinstance(arguments[0], str) and Path(arguments[0]).parent == watched[-1]:
             opened[Path(arguments[0]).name] += 1
 
     def preadv(file: int, views: list[memoryview], offset: int) -> int:
@@ -110,17 +111,31 @@ def _order(part: Any, shards: Shards, replica: int, epoch: int, *, shuffled: boo
     return dataset_order(part.count, seed=3)[epoch_order(shards.bounds(replica), bounds, **keys)]
 
 
-if __name__ == "__main__":
-    what, data, *cases = (word for word in sys.argv[1:] if not word.startswith("--"))
-    work, comm, rows = {"batches": batches, "failure": failure}[what], MpiCommunicator(), {}
-    if "--nodes=2+1" in sys.argv:  # as if the last of three ranks were alone on another node
+def work(words: list[str], comm: Communicator) -> dict[str, list[Any]]:
+    """Do one WHAT with its cases."""
+    what, data, *cases = (word for word in words if not word.startswith("--"))
+    place, rows = comm.place, {}
+    if "--nodes=2+1" in words:  # as if the last of three ranks were alone on another node
         local = {"node": comm.rank // 2, "local_rank": comm.rank % 2, "local_size": 2 - comm.rank // 2}
-        comm.place = dataclasses.replace(comm.place, num_nodes=2, **local)
-    watch(Path(data))
+        comm.place = dataclasses.replace(place, num_nodes=2, **local)
+    watched.append(Path(data))
+    for case in cases:
+        kind, order, *unverified = case.split("-")
+        does = {"batches": batches, "failure": failure}[what]
+        rows[case] = comm.gather(does(comm, Path(data), kind, shuffled=order == "shuffled", verify=not unverified))
+    comm.place = place
+    return rows
+
+
+if __name__ == "__main__":
+    watched.append(Path())
+    watch()
     complain = partial(print, file=sys.stderr, flush=True)
-    with abort_on_failure(comm, complain, complain):  # or the other ranks would wait for one that found something wrong
-        for case in cases:
-            kind, order, *unverified = case.split("-")
-            rows[case] = comm.gather(work(comm, Path(data), kind, shuffled=order == "shuffled", verify=not unverified))
-    if comm.rank == 0:
-        print(json.dumps(rows))
+    ranks, rest = MpiCommunicator(), sys.argv[1:]
+    with abort_on_failure(ranks, complain, complain):  # or the other ranks would wait for one that found something wrong
+        while rest:
+            end = rest.index("--then") if "--then" in rest else len(rest)
+            found = work(rest[:end], ranks)
+            rest = rest[end + 1 :]
+            if ranks.rank == 0:
+                print(json.dumps(found))
