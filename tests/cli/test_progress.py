@@ -1,5 +1,6 @@
 """What a person sees: bars on a real terminal, lines in a log, and errors after the bar, on stderr."""
 
+import json
 import os
 import pty
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deepex.cli import main
 from tests.mpi import ROOT, rank_environ, run_deepex
 
 MakeData = Callable[[int], Path]
@@ -47,37 +49,55 @@ def run_on_terminal(*command: str, **environ: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_terminal_gets_bars_and_its_cursor_back(make_data: MakeData, tmp_path: Path, ranks: int) -> None:
-    code, drawn, errors = run_on_terminal(
-        *arguments(make_data(48), tmp_path / "run", ranks=ranks, net="tests.networks:batch_normed")
-    )
+def test_a_terminal_gets_bars_and_its_cursor_back_and_warnings_go_to_stderr(
+    make_data: MakeData, tmp_path: Path, ranks: int
+) -> None:
+    code, drawn, errors = run_on_terminal(*arguments(make_data(48), tmp_path / "run", ranks=ranks, net="tests.networks:warning"))
     assert code == 0, errors
     assert "━" in drawn
     assert drawn.index(HIDDEN) < drawn.rindex(SHOWN)
     assert "epoch   3/3" in drawn
     assert "finished: 3 epochs done" in drawn
+    assert "only for tests" in errors
+    assert "only for tests" not in drawn
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_error_goes_to_stderr_and_the_terminal_gets_its_cursor_back(make_data: MakeData, tmp_path: Path, ranks: int) -> None:
+    """A loss that is not a number: from the fourth pass on, which on two ranks, with 24 samples each, is in the second epoch."""
     command = arguments(make_data(48), tmp_path / "run", ranks=ranks, net="tests.networks:exploding")
     code, drawn, errors = run_on_terminal(*command, EXPLODE_AFTER="3")
     assert code == 1
     assert "is not a number" in errors
     assert "is not a number" not in drawn
     assert drawn.rindex(SHOWN) > drawn.rindex(HIDDEN)
+    said = [line for line in errors.splitlines() if line.startswith("deepex:")]
+    assert len(said) == 1, errors
+    assert "lower optim.rate" in said[0]
+    if ranks == 2:
+        assert "the loss of epoch 2 is not a number on rank 0, 1" in said[0]
+        assert "epoch000001-step000000.safetensors" in said[0]
+    state = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert state["status"] == "failed"
 
 
-def test_a_warning_goes_to_stderr_while_the_bar_is_drawn(make_data: MakeData, tmp_path: Path) -> None:
-    code, drawn, errors = run_on_terminal(*arguments(make_data(48), tmp_path / "run", ranks=1, net="tests.networks:warning"))
-    assert code == 0, errors
-    assert "only for tests" in errors
-    assert "only for tests" not in drawn
+def test_a_log_gets_lines_and_no_control_characters(
+    make_data: MakeData, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = arguments(make_data(48), tmp_path / "run", ranks=1, net="tests.networks:batch_normed")
+    monkeypatch.setattr("sys.argv", ["deepex", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    check_log(capfd.readouterr().out)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_log_gets_lines_and_no_control_characters(make_data: MakeData, tmp_path: Path, ranks: int) -> None:
-    result = run_deepex(*arguments(make_data(48), tmp_path / "run", ranks=ranks, net="tests.networks:batch_normed"))
+def test_a_log_of_ranks_gets_lines_and_no_control_characters(make_data: MakeData, tmp_path: Path) -> None:
+    result = run_deepex(*arguments(make_data(48), tmp_path / "run", ranks=2, net="tests.networks:batch_normed"))
     assert result.returncode == 0, result.stderr
-    assert "epoch   3/3" in result.stdout
-    assert "\x1b" not in result.stdout
+    check_log(result.stdout)
+
+
+def check_log(written: str) -> None:
+    assert "epoch   3/3" in written
+    assert "\x1b" not in written
