@@ -21,8 +21,9 @@ from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.data.source.hdf5 import Hdf5Images
 from deepex.errors import ConfigError, DataError, RunError
+from deepex.recipes import resumed_config
 from tests.data.test_feed import WAYS
-from tests.mpi import run_deepex, run_ranks
+from tests.mpi import run_ranks
 
 NAMED = {"images": "entry/data", "labels": "entry/class"}
 
@@ -331,8 +332,7 @@ def test_ranks_train_on_it_and_resume(tmp_path: Path) -> None:
     options = ["--set", f"data={tmp_path / 'a.h5'}", "--set", "batch=10", "--set", "epochs=2", "--set", "net=lenet", "--quiet"]
     done = run_ranks(2, "-m", "deepex", "train", "fashion", *options, "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
-    again = run_deepex("train", "--resume", str(tmp_path / "run"), "--ranks", "1", "--set", "epochs=6", "--quiet")
-    assert again.returncode == 0, again.stderr
+    deepex.train(resumed_config(tmp_path / "run", {"epochs": 6}), SoloCommunicator(), out=tmp_path / "run", resume=True)
     lines = [json.loads(line) for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert all(line["samples"] == 360 for line in lines)
