@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -21,7 +22,7 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.pack import pack
 from deepex.engine import checkpoint as checkpoints
-from deepex.engine.config import RunConfig
+from deepex.engine.config import CheckpointConfig, RunConfig
 from deepex.engine.layout import Layout
 from deepex.engine.stop import StopPoll
 from deepex.errors import RunError, StorageError
@@ -249,17 +250,24 @@ def test_sigterm_to_a_parallel_job_writes_a_checkpoint_and_ends_cleanly(make_dat
     assert RunDirectory.open(run).state["status"] == "finished"
 
 
+def _train_apart(config: RunConfig, out: Path) -> multiprocessing.process.BaseProcess:
+    """Begin a run in a process that can be killed: forked from one that has loaded torch, which takes most of the time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._inductor.config", "deepex.recipes", "deepex.engine.trainer"])
+    process = context.Process(target=deepex.train, args=(config, SoloCommunicator()), kwargs={"out": out})
+    process.start()
+    return process
+
+
 @pytest.mark.parametrize("moment", [0.0, 0.011, 0.037])
-def test_a_killed_run_resumes_exactly(moment: float, whole: dict[str, Path], make_data: MakeData, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_exactly(moment: float, whole: dict[str, Path], tmp_path: Path) -> None:
     """kill -9 at an arbitrary moment after the first checkpoint; then resume to the bits of the uninterrupted run."""
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "deepex", "train", "fashion", "--replicas=4", f"--out={run}", "-q"]
-    keys = settings(make_data(192), "epochs=4", "checkpoint.syncs=1")
-    process = subprocess.Popen([*command, *keys], cwd=ROOT, env=rank_environ())
+    process = _train_apart(dataclasses.replace(_config_of(whole["average"]), checkpoint=CheckpointConfig(syncs=1)), run)
     _wait_for(lambda: any((run / "checkpoints").glob("*.json")) if run.exists() else False)
     time.sleep(moment)
     process.kill()
-    process.wait()
+    process.join()
     deepex.train(_config_of(run), SoloCommunicator(), out=run, resume=True)
     assert weights(run) == weights(whole["average"])
     assert [e.epoch for e in RunDirectory.open(run).epochs()] == [1, 2, 3, 4]
