@@ -353,14 +353,18 @@ def test_importing_deepex_loads_nothing_heavy() -> None:
     assert loaded_after("import deepex; dir(deepex)") & (HEAVY | {"typer", "rich"}) == set()
 
 
-def test_a_name_is_loaded_on_first_use_only() -> None:
-    """One interpreter: RunDirectory stays light, then `train` brings torch."""
-    program = """
+def test_a_name_is_loaded_on_first_use_only(tmp_path: Path) -> None:
+    """One interpreter: RunDirectory stays light, then `train` brings torch, and a run nothing more: a compiler takes seconds."""
+    program = f"""
 import sys, deepex
 deepex.RunDirectory
 assert "torch" not in sys.modules, "RunDirectory loaded torch"
 assert callable(deepex.train)
 assert deepex.train is sys.modules["deepex.recipes"].train
+from deepex.comm.solo import SoloCommunicator
+config = deepex.recipe("fashion", {{"epochs": 1, "batch": 1000, "validate": "none", "device": "cpu"}})
+deepex.train(config, SoloCommunicator(), out={str(tmp_path / "run")!r})
+assert not {{"torch._dynamo", "torch._inductor"}} & set(sys.modules)
 """
     loaded = loaded_after(program)
     assert "torch" in loaded

@@ -1,5 +1,6 @@
 """`deepex data` as a process: its exit codes, and what it says when it is interrupted."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -42,7 +43,9 @@ def test_an_interrupted_packing_says_so_and_goes_on(tmp_path: Path) -> None:
     for number in range(1, 400):
         os.link(tmp_path / "in" / "0.png", tmp_path / "in" / f"{number}.png")
     words = ["data", "pack", str(tmp_path / "in"), str(tmp_path / "out"), "--file-mib", "1", "--validation", "0", "--workers", "1"]
-    with subprocess.Popen([*DEEPEX, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as packing:
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's job in the background is deaf to it
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*DEEPEX, *words], **pipes, preexec_fn=heard) as packing:  # noqa: PLW1509 - nothing else runs here
         while not (tmp_path / "out" / ".packing" / "train-00000.json").exists():
             assert packing.poll() is None, packing.stderr
             time.sleep(0.01)

@@ -122,6 +122,8 @@ def _compiled(backend: Backend) -> Callable[..., Any]:
     """The compiler's version of `_call`, for fixed shapes."""
     threads = torch.get_num_threads()  # its loops are cut for so many; named here, they are part of the key on disk
     options: dict[str, Any] | None = {"cpp.threads": threads, "compile_threads": threads} if backend == "inductor" else None
+    if options is not None and torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True
     compiled: Callable[..., Any] = torch.compile(_call, backend=backend, dynamic=False, options=options)
     return compiled
 

@@ -252,14 +252,15 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
     """
     before = (
         torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_deterministic_debug_mode(),
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.allow_tf32,
         torch.backends.cuda.matmul.allow_tf32,
     )
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(config.deterministic, warn_only=job.device.type == "cuda")  # bits are promised on CPUs
+    # Bits are promised on CPUs. Not `use_deterministic_algorithms`, which loads Inductor to tell it: seconds of every start.
+    strictness = "warn" if job.device.type == "cuda" else "error"
+    torch.set_deterministic_debug_mode(strictness if config.deterministic else "default")
     torch.backends.cudnn.benchmark = not config.deterministic
     tf32 = config.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -272,8 +273,8 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
         yield heap
     finally:
         torch.set_num_threads(before[0])
-        torch.use_deterministic_algorithms(before[1], warn_only=before[2])
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[3:]
+        torch.set_deterministic_debug_mode(before[1])
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[2:]
 
 
 def _default_out(config: RunConfig) -> Path:
