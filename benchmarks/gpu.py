@@ -19,6 +19,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, cast
@@ -35,6 +37,7 @@ from deepex.engine.learner import Learner
 from deepex.engine.optim import OptimConfig
 from deepex.engine.trainer import Trainer
 from deepex.engine.watch import Watcher
+from deepex.machine.reading import attempt
 from deepex.recipes.job import make_job
 from deepex.record import RunDirectory
 from deepex.record.clock import NoClock, PhaseClock
@@ -223,8 +226,12 @@ def measure(workload: Workload, peers: list[str], repeats: int, *, keep: bool) -
         epochs.clear()
         results["jax"] = _jax(workload, repeats)
         log(f"jax: {results['jax']}")
-    record = {"workload": vars(workload), "results": results, "profile_over_none": bench.ratio(*(profile[name] for name in ours))}
-    bench.write_record(workload.name, record | {"log": log.lines}, keep=keep, folder="gpu")
+    record = {
+        "workload": vars(workload), "results": results, "profile_over_none": bench.ratio(*(profile[name] for name in ours)),
+        "peer_versions": {name: attempt(partial(metadata.version, name)) for name in ("lightning", "timm", "jax", "flax")},
+        "log": log.lines,
+    }  # fmt: skip
+    bench.write_record(workload.name, record, keep=keep, folder="gpu")
 
 
 def make_peers(

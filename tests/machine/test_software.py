@@ -78,7 +78,7 @@ def test_versions_and_threads_are_those_of_this_process() -> None:
 
     versions = describe_versions()
     assert versions["torch"] == torch.__version__
-    assert {"deepex", "python", "cuda", "cudnn", "nccl", "numpy", "mpi4py", "mpi"} <= versions.keys()
+    assert {"deepex", "python", "cuda", "cudnn", "nccl", "numpy", "mpi4py", "triton", "mpi"} <= versions.keys()
     threads = describe_threads({"OMP_NUM_THREADS": "4", "HOME": "/"})
     assert threads["variables"] == {"OMP_NUM_THREADS": "4"}
     assert threads["num_torch_threads"] == torch.get_num_threads()

@@ -49,7 +49,7 @@ def describe_system() -> dict[str, Any]:
 
 def describe_versions() -> dict[str, str | None]:
     """List the versions that decide speed and arithmetic. CUDA, cuDNN and NCCL are those that torch was built with."""
-    installed = {name: attempt(partial(metadata.version, name)) for name in ("deepex", "numpy", "mpi4py")}
+    installed = {name: attempt(partial(metadata.version, name)) for name in ("deepex", "numpy", "mpi4py", "triton")}
     return {"python": platform.python_version(), **installed, **_torch_versions(), "mpi": _loaded_mpi()}
 
 
