@@ -64,7 +64,7 @@ def _grad(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.grad
 
 
-@settings(max_examples=12)
+@settings(max_examples=12 if DEVICE == "cpu" else 5)  # every size is compiled anew
 @given(case=CASES, wide=st.sampled_from([1, 6, 16, 20, 50, 144]), relu=st.booleans(), data=st.data())
 def test_into_a_wide_map(case: Case, wide: int, relu: bool, data: st.DataObject) -> None:
     # the window has to fit into the padded images
@@ -92,7 +92,7 @@ def test_into_a_wide_map(case: Case, wide: int, relu: bool, data: st.DataObject)
         assert distance(_grad(bias), _grad(exact_bias), least=1.0) < 1e-5
 
 
-@settings(max_examples=8)
+@settings(max_examples=8 if DEVICE == "cpu" else 4)
 @given(case=CASES, transposed=st.booleans(), masks=st.booleans(), narrow=st.booleans())
 def test_out_of_a_wide_map(case: Case, transposed: bool, masks: bool, narrow: bool) -> None:
     x = (case.maps(case.wide, 1).relu() if masks else case.maps(case.wide, 1)).requires_grad_()
