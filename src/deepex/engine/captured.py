@@ -27,7 +27,7 @@ from deepex.data.feeds.samples import Turn
 from deepex.engine.fusion import Fused, fuse
 from deepex.engine.fusion.parts import Means
 from deepex.engine.fusion.trace import host_random
-from deepex.engine.kernels.loss import loss_and_tally
+from deepex.engine.kernels.loss import loss_and_tally, unit
 from deepex.engine.kernels.update import Gradients, finish_kernel, update
 from deepex.engine.product import Lane
 from deepex.engine.runner import Parts, Runner, StepChoice
@@ -161,7 +161,7 @@ class CapturedRunner(Runner):
         if self._fused.counters:
             torch._foreach_add_(self._fused.counters, self._fused.calls)
         self._clock.mark(FORWARD)
-        loss.backward()
+        loss.backward(unit(self._device))
         self._lane.join()
         self._parts.arena.take_back_buffers()  # part of the graph: the values of buffers that the network replaces
         return loss.detach(), tally

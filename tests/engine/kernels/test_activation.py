@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepex.engine.kernels.activation import bias_gradient, bias_relu_backward
-from deepex.engine.kernels.workspace import Workspace, divide_rows
+from deepex.engine.kernels.division import divide_rows
 from tests.engine.kernels.conftest import DEVICE, distance, tolerance
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -66,14 +66,6 @@ def test_the_same_bits_in_every_run() -> None:
     g, z = _maps((3, 48, 17, 13), torch.float32, 1), _maps((3, 48, 17, 13), torch.float32, 2)
     first = bias_relu_backward(g, z)[1]
     assert all(torch.equal(bias_relu_backward(g, z)[1], first) for _ in range(3))
-
-
-def test_counters_are_kept_and_zero() -> None:
-    workspace = Workspace()
-    counters = workspace.arrivals(torch.device(DEVICE), 3)
-    assert counters.tolist() == [0, 0, 0]
-    assert workspace.arrivals(torch.device(DEVICE), 3) is counters
-    assert workspace.arrivals(torch.device(DEVICE), 4) is not counters
 
 
 @given(rows=st.integers(1, 10_000), block=st.sampled_from([16, 64]), parts=st.integers(1, 600))

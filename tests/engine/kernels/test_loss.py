@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepex.engine.kernels.loss import cross_entropy, reconstruction_loss
+from deepex.engine.kernels.loss import cross_entropy, reconstruction_loss, unit
 from deepex.engine.objective import Classify, Reconstruct
 from tests.engine.kernels.conftest import DEVICE, distance, tolerance
 
@@ -98,3 +98,18 @@ def test_the_same_bits_in_every_run_and_no_gradient_unless_wanted() -> None:
     first = reconstruction_loss(logits, images)
     assert not first[0].requires_grad
     assert all(torch.equal(reconstruction_loss(logits, images)[0], first[0]) for _ in range(3))
+
+
+def test_a_gradient_that_is_known_to_be_one() -> None:
+    """Through sums it stays known, and what was multiplied is another."""
+    logits = torch.randn(6, 5, device=DEVICE, requires_grad=True)
+    labels = torch.arange(6, device=DEVICE) % 5
+    found = []
+    for loss_of in (lambda loss: loss, lambda loss: loss + logits.sum() * 0, lambda loss: 2 * loss):
+        for gradient in (unit(logits.device), None):
+            logits.grad = None
+            loss_of(cross_entropy(logits, labels)[0]).backward(gradient)
+            found.append(logits.grad)
+    assert all(torch.equal(one, found[0]) for one in found[:4])
+    assert all(torch.equal(one, 2 * found[0]) for one in found[4:])
+    assert float(unit(logits.device)) == 1.0

@@ -10,9 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from deepex.engine.kernels.workspace import WORKSPACE, as_rows, divide_rows
-
-_FINISHED = 8  # channels that one program adds up
+from deepex.engine.kernels.division import FINISHED, as_rows, at_once, divide_rows, processors
 
 
 @triton.jit
@@ -40,7 +38,7 @@ def bias_kernel(
 
 
 @triton.jit
-def finish_bias_kernel(partial, out, num_channels, num_parts, CHANNELS: tl.constexpr, PARTS: tl.constexpr):
+def sum_kernel(partial, out, num_channels, num_parts, CHANNELS: tl.constexpr, PARTS: tl.constexpr):
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < num_channels
     total = tl.zeros((PARTS, CHANNELS), tl.float32)
@@ -86,15 +84,21 @@ def _launch(g: torch.Tensor, z: torch.Tensor | None, dy: torch.Tensor | None) ->
     block = min(triton.next_power_of_2(channels), 64)
     tile = 2048 // block
     num_blocks = triton.cdiv(channels, block)
-    each, parts = divide_rows(rows, tile, max(8 * WORKSPACE.processors(g.device) // num_blocks, 1))
+    each, parts = divide_rows(rows, tile, max(8 * processors(g.device) // num_blocks, 1))
     partial = torch.empty((parts, channels), dtype=torch.float32, device=g.device)
-    out = torch.empty(channels, dtype=torch.float32, device=g.device) if parts > 1 else partial.view(-1)
     bias_kernel[(parts, num_blocks)](
         *(g, g if z is None else z, g if dy is None else dy, partial, rows, channels, stride, each),
         *(z is not None, dy is not None, tile, block),
         num_warps=4,
     )
-    if parts > 1:
-        at_once = min(triton.next_power_of_2(parts), 2048 // _FINISHED)
-        finish_bias_kernel[(triton.cdiv(channels, _FINISHED),)](partial, out, channels, parts, _FINISHED, at_once, num_warps=4)
+    return sum_parts(partial)
+
+
+def sum_parts(partial: torch.Tensor) -> torch.Tensor:
+    """What programs found (parts, channels), added up in a fixed order."""
+    parts, channels = partial.shape
+    if parts == 1:
+        return partial[0]
+    out = torch.empty(channels, dtype=torch.float32, device=partial.device)
+    sum_kernel[(triton.cdiv(channels, FINISHED),)](partial, out, channels, parts, FINISHED, at_once(parts), num_warps=4)
     return out

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from deepex.engine.kernels.activation import row_stride
-from deepex.engine.kernels.workspace import as_rows
+from deepex.engine.kernels.division import as_rows
 
 MOST: Final = 8  # gradients that one launch adds up
 _TILE: Final = 2048  # elements of a program: two 16-byte loads of bf16 for each of 128 threads, of every gradient

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from deepex.engine.kernels.activation import row_stride
-from deepex.engine.kernels.workspace import as_rows
+from deepex.engine.kernels.division import as_rows
 
 MOST: Final = 8  # parts that one launch joins
 _TILE: Final = 2048  # elements of a program: two 16-byte accesses of bf16 for each of 128 threads

@@ -3,9 +3,11 @@
     loss, squares = reconstruction_loss(logits, images)   # binary cross entropy; mean square errors, summed over samples
     loss, wrong = cross_entropy(logits, labels)           # of classes; number of samples whose largest logit is another's
 
+    loss.backward(unit(loss.device))                      # a gradient of 1 that is known to be one
+
 What `engine.objective` defines, to the letter. The gradient of the logits is written while they are at hand and multiplied by the
-loss's own gradient in the backward pass, on the device: nothing waits for anything. Every program writes its sums, the one that
-arrives last adds them up in a fixed order, in float32.
+loss's own gradient in the backward pass, unless that is known to be 1: nothing waits for anything. Every program writes its sums,
+and a small kernel behind it adds them up in a fixed order.
 """
 
 from typing import Any, Final, cast
@@ -14,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from deepex.engine.kernels.workspace import WORKSPACE, as_rows
+from deepex.engine.kernels.division import as_rows
 from deepex.engine.objective import Classify, Objective, Reconstruct, divergence
 
 MAX_CLASSES: Final = 32_768  # a row of logits is held in the registers of one program
@@ -26,16 +28,11 @@ def reconstruction_kernel(
     images,
     gradient,
     partial,
-    arrivals,
-    loss_out,
-    tally_out,
     count,
     num_parts,
     loss_scale,
-    tally_scale,
     WRITES: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
     part = tl.program_id(0)
     at = part.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -52,19 +49,6 @@ def reconstruction_kernel(
         tl.store(gradient + at, (error * loss_scale).to(gradient.dtype.element_ty), mask=inside)
     tl.store(partial + part, tl.sum(tl.where(inside, entropy, 0.0), 0))
     tl.store(partial + num_parts + part, tl.sum(tl.where(inside, error * error, 0.0), 0))
-    tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals, 1, sem="acq_rel")
-    if arrived == num_parts - 1:
-        tl.store(arrivals, 0)
-        entropies = tl.zeros((PARTS,), tl.float32)
-        squares = tl.zeros((PARTS,), tl.float32)
-        for first in range(0, num_parts, PARTS):
-            other = first + tl.arange(0, PARTS)
-            there = other < num_parts
-            entropies += tl.load(partial + other, mask=there, other=0.0)
-            squares += tl.load(partial + num_parts + other, mask=there, other=0.0)
-        tl.store(loss_out, tl.sum(entropies, 0) * loss_scale)
-        tl.store(tally_out, tl.sum(squares, 0) * tally_scale)
 
 
 @triton.jit
@@ -73,9 +57,6 @@ def cross_entropy_kernel(
     labels,
     gradient,
     partial,
-    arrivals,
-    loss_out,
-    tally_out,
     num_rows,
     num_parts,
     loss_scale,
@@ -83,7 +64,6 @@ def cross_entropy_kernel(
     WRITES: tl.constexpr,
     ROWS: tl.constexpr,
     CLASSES: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
     part = tl.program_id(0)
     row = part * ROWS + tl.arange(0, ROWS)
@@ -107,19 +87,30 @@ def cross_entropy_kernel(
         tl.store(gradient + at, d.to(gradient.dtype.element_ty), mask=inside)
     tl.store(partial + part, tl.sum(tl.where(here, entropy, 0.0), 0))
     tl.store(partial + num_parts + part, tl.sum(wrong.to(tl.float32), 0))  # whole numbers below 2²⁴ are exact
-    tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals, 1, sem="acq_rel")
-    if arrived == num_parts - 1:
-        tl.store(arrivals, 0)
-        entropies = tl.zeros((PARTS,), tl.float32)
-        wrongs = tl.zeros((PARTS,), tl.int64)
-        for first in range(0, num_parts, PARTS):
-            other = first + tl.arange(0, PARTS)
-            there = other < num_parts
-            entropies += tl.load(partial + other, mask=there, other=0.0)
-            wrongs += tl.load(partial + num_parts + other, mask=there, other=0.0).to(tl.int64)
-        tl.store(loss_out, tl.sum(entropies, 0) * loss_scale)
-        tl.store(tally_out, tl.sum(wrongs, 0))
+
+
+@triton.jit
+def add_up_kernel(partial, loss_out, tally_out, num_parts, loss_scale, tally_scale, PARTS: tl.constexpr):
+    """In float64, which counts mistakes exactly."""
+    losses = tl.zeros((PARTS,), tl.float64)
+    tallies = tl.zeros((PARTS,), tl.float64)
+    for first in range(0, num_parts, PARTS):
+        part = first + tl.arange(0, PARTS)
+        there = part < num_parts
+        losses += tl.load(partial + part, mask=there, other=0.0).to(tl.float64)
+        tallies += tl.load(partial + num_parts + part, mask=there, other=0.0).to(tl.float64)
+    tl.store(loss_out, (tl.sum(losses, 0) * loss_scale).to(loss_out.dtype.element_ty))
+    tl.store(tally_out, (tl.sum(tallies, 0) * tally_scale).to(tally_out.dtype.element_ty))
+
+
+_UNITS: Final[dict[torch.device, torch.Tensor]] = {}
+
+
+def unit(device: torch.device) -> torch.Tensor:
+    """The gradient of a loss that nothing follows. The losses here know it, and do not multiply by it."""
+    if device not in _UNITS:
+        _UNITS[device] = torch.ones((), device=device)
+    return _UNITS[device]
 
 
 class _Loss(torch.autograd.Function):
@@ -136,7 +127,8 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grads[0], None, None
+        known = grads[0].data_ptr() == unit(gradient.device).data_ptr()
+        return gradient if known else gradient * grads[0], None, None
 
 
 def reconstruction_loss(logits: torch.Tensor, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,30 +162,16 @@ def reconstruct(
         raise ValueError(f"the logits have shape {tuple(logits.shape)}, the images {tuple(images.shape)}: they have to be the same")
     logits, images = as_rows(logits), as_rows(images)
     gradient = torch.empty_like(logits) if writes else None
-    loss = torch.empty((), dtype=torch.float32, device=logits.device)
-    tally = torch.empty((), dtype=torch.float32, device=logits.device)
     count, samples = logits.numel(), len(logits)
     # 8 elements (16 bytes of bf16) for each of 128 threads: a batch of 1,024 small images is 784 programs, 6 to a multiprocessor
     block = 1024
     parts = triton.cdiv(count, block)
+    partial = torch.empty(2 * parts, device=logits.device)
     reconstruction_kernel[(parts,)](
-        logits,
-        images,
-        logits if gradient is None else gradient,
-        WORKSPACE.partials(logits.device, 2 * parts),
-        WORKSPACE.arrivals(logits.device, 1),
-        loss,
-        tally,
-        count,
-        parts,
-        1.0 / samples,
-        samples / count,
-        WRITES=writes,
-        BLOCK=block,
-        PARTS=1024,
+        *(logits, images, logits if gradient is None else gradient, partial, count, parts, 1.0 / samples, writes, block),
         num_warps=4,
     )
-    return loss, tally, gradient
+    return *_add_up(partial, torch.float32, 1.0 / samples, samples / count), gradient
 
 
 def classify(logits: torch.Tensor, labels: torch.Tensor, *, writes: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -203,29 +181,24 @@ def classify(logits: torch.Tensor, labels: torch.Tensor, *, writes: bool) -> tup
         raise ValueError(f"{classes} classes: the kernel takes up to {MAX_CLASSES}; use torch.nn.functional.cross_entropy")
     logits = logits.contiguous()
     gradient = torch.empty_like(logits) if writes else None
-    loss = torch.empty((), dtype=torch.float32, device=logits.device)
-    tally = torch.empty((), dtype=torch.int64, device=logits.device)
     # 2,048 logits in 4 warps are 16 for each thread; 32,768 in 16 warps are 64: both stay in registers. Rows of few classes share a
     # program, but not more than 32, lest a small batch be a single program.
     block = triton.next_power_of_2(classes)
     rows = min(max(2048 // block, 1), 32)
     parts = triton.cdiv(samples, rows)
+    partial = torch.empty(2 * parts, device=logits.device)
     cross_entropy_kernel[(parts,)](
-        logits,
-        labels.contiguous(),
-        logits if gradient is None else gradient,
-        WORKSPACE.partials(logits.device, 2 * parts),
-        WORKSPACE.arrivals(logits.device, 1),
-        loss,
-        tally,
-        samples,
-        parts,
-        1.0 / samples,
-        NUM_CLASSES=classes,
-        WRITES=writes,
-        ROWS=rows,
-        CLASSES=block,
-        PARTS=1024,
+        *(logits, labels.contiguous(), logits if gradient is None else gradient, partial, samples, parts, 1.0 / samples),
+        *(classes, writes, rows, block),
         num_warps=min(max(block // 512, 4), 16),
     )
-    return loss, tally, gradient
+    return *_add_up(partial, torch.int64, 1.0 / samples, 1.0), gradient
+
+
+def _add_up(partial: torch.Tensor, kind: torch.dtype, loss_scale: float, tally_scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and tally, the latter as `kind`, from what the programs found."""
+    parts = partial.numel() // 2
+    loss, tally = (torch.empty((), dtype=dtype, device=partial.device) for dtype in (torch.float32, kind))
+    at_once = min(triton.next_power_of_2(parts), 1024)
+    add_up_kernel[(1,)](partial, loss, tally, parts, loss_scale, tally_scale, at_once, num_warps=4)
+    return loss, tally

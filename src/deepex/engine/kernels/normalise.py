@@ -16,10 +16,9 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from deepex.engine.kernels import norm as kernels
+from deepex.engine.kernels.division import FINISHED, at_once, processors
 
 _FEW_ROWS, _SMALL_ROWS = 512, 2048  # up to here one program holds all rows of some channels
-_PROCESSORS = 132  # of an H200; another number changes the split of the work, not the result
-_FINISHED = 8  # channels that one program adds up
 _LARGE = 1 << 23  # elements of a map that is read from memory, not from the cache
 
 
@@ -111,15 +110,13 @@ class _Normalise(torch.autograd.Function):
                 num_warps=8 if rows > _FEW_ROWS else 4,
             )
         else:
-            height, width, parts, each = _split(rows, channels, (32, 64) if writes else (64, 128))
+            height, width, parts, each = _split(y, (32, 64) if writes else (64, 128))
             partial = torch.empty((parts, num_norms + 1, channels), device=y.device)
             kernels.gradient_sums_kernel[(parts, triton.cdiv(channels, width))](
                 *(*inputs, partial, saved, saved2, rows, channels, each, again is not None, mask, num_norms, writes, height, width),
                 num_warps=4,
             )
-            kernels.finish_gradient_kernel[(triton.cdiv(channels, _FINISHED),)](
-                *(partial, *norms, grads, factors, rows, channels, parts, num_norms, _FINISHED, _at_once(parts)), num_warps=4
-            )
+            finish_gradients(partial, norms, grads, factors, rows)
             height, width = _tile(channels)
             grid = (triton.cdiv(rows, height), triton.cdiv(channels, width))
             kernels.gradient_kernel[grid](
@@ -135,31 +132,38 @@ def statistics(y: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, norm: n
     """Fill `saved` from the channels-last map `y`, and move the running averages."""
     channels = y.shape[1]
     rows = y.numel() // channels
-    height, width, parts, each = _split(rows, channels, (64, 128))
+    height, width, parts, each = _split(y, (64, 128))
     partial = torch.empty((parts, 2, channels), device=y.device)
     kernels.statistics_kernel[(parts, triton.cdiv(channels, width))](y, partial, rows, channels, each, height, width, num_warps=8)
-    kernels.finish_statistics_kernel[(triton.cdiv(channels, _FINISHED),)](
+    kernels.finish_statistics_kernel[(triton.cdiv(channels, FINISHED),)](
         *(partial, gamma, beta, saved, norm.running_mean, norm.running_var, rows, channels, each, parts, norm.eps, norm.momentum),
-        *(_tracks(norm), _FINISHED, _at_once(parts)),
+        *(_tracks(norm), FINISHED, at_once(parts)),
         num_warps=4,
     )
 
 
-def _split(rows: int, channels: int, heights: tuple[int, int]) -> tuple[int, int, int, int]:
+def finish_gradients(
+    partial: torch.Tensor, norms: tuple[torch.Tensor, ...], grads: torch.Tensor, factors: torch.Tensor, rows: int
+) -> None:
+    """From what programs found (parts, norms + 1, channels): the gradients of scales and shifts, and the factors of the maps'."""
+    parts, sums, channels = partial.shape
+    kernels.finish_gradient_kernel[(triton.cdiv(channels, FINISHED),)](
+        *(partial, *norms, grads, factors, rows, channels, parts, sums - 1, FINISHED, at_once(parts)), num_warps=4
+    )
+
+
+def _split(y: torch.Tensor, heights: tuple[int, int]) -> tuple[int, int, int, int]:
     """How a pass that reduces is split: rows and channels of a tile, parts, rows of each part.
 
     Measured on an H200: tiles of 64 channels (whole cache lines) and four waves of programs for large maps; half the width and half
     the programs for small ones. `heights`: rows of a tile for either.
     """
-    large = rows * channels > _LARGE
+    channels = y.shape[1]
+    rows, large = y.numel() // channels, y.numel() > _LARGE
     height, width = heights[not large], min(64 if large else 32, triton.next_power_of_2(channels))
-    parts = max(1, _PROCESSORS * (4 if large else 2) // triton.cdiv(channels, width))
+    parts = max(1, processors(y.device) * (4 if large else 2) // triton.cdiv(channels, width))
     each = triton.cdiv(triton.cdiv(rows, parts), height) * height
     return height, width, triton.cdiv(rows, each), each
-
-
-def _at_once(parts: int) -> int:
-    return int(min(triton.next_power_of_2(parts), 2048 // _FINISHED))
 
 
 def _tile(channels: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 import torch
 import triton
 
+from deepex.engine.kernels.division import as_rows, divide_rows, processors
 from deepex.engine.kernels.thin_kernel import (
     finish_kernel,
     thin_input_gradient_kernel,
@@ -28,7 +29,6 @@ from deepex.engine.kernels.thin_kernel import (
     thin_output_gradient_kernel,
     thin_output_kernel,
 )
-from deepex.engine.kernels.workspace import WORKSPACE, as_rows, divide_rows
 
 MAX_THIN: Final = 4
 WINDOWS: Final = (3, 5, 7)
@@ -60,7 +60,7 @@ def thin_input_forward(
     tile = 64 if images.dtype == torch.bfloat16 else 32
     block = _channels(channels, 128 if taps <= 64 else 64)
     num_blocks = triton.cdiv(channels, block)
-    each, parts = divide_rows(rows, tile, max(6 * WORKSPACE.processors(images.device) // num_blocks, 1))
+    each, parts = divide_rows(rows, tile, max(6 * processors(images.device) // num_blocks, 1))
     thin_input_kernel[(parts, num_blocks)](
         images,
         weight.contiguous(),
@@ -100,8 +100,8 @@ def thin_input_gradients(
     tile = 64 if g.dtype == torch.bfloat16 else 32
     block = _gradient_channels(channels, taps)
     num_blocks = triton.cdiv(channels, block)
-    each, parts = divide_rows(rows, tile, max(3 * WORKSPACE.processors(g.device) // num_blocks, 1))
-    partial = WORKSPACE.partials(g.device, parts * channels * taps)
+    each, parts = divide_rows(rows, tile, max(3 * processors(g.device) // num_blocks, 1))
+    partial = torch.empty(parts * channels * taps, dtype=torch.float32, device=g.device)
     thin_input_gradient_kernel[(parts, num_blocks)](
         g,
         g if z is None else as_rows(z),
@@ -145,19 +145,18 @@ def thin_output_forward(
     n, _, height, width = x.shape
     out = torch.empty((n, thin, height, width), dtype=dtype, device=x.device, memory_format=torch.channels_last)
     taps = _padded(thin * side * side)
-    processors = WORKSPACE.processors(x.device)
-    lines = _lines(n, height, width, thin * side * side, processors)
+    lines = _lines(n, height, width, thin * side * side, processors(x.device))
     bands = n * triton.cdiv(height, lines)
     # 64 rows of 128 channels of bf16 are 16 KB; four programs to a multiprocessor with one tile under way each are 64 KB, of which
     # the memory's latency needs 24. While one program sums over windows, others read.
-    programs = min(bands, 4 * processors)
+    programs = min(bands, 4 * processors(x.device))
     span = (lines + side // 2 * 2) * width
     thin_output_kernel[(programs,)](
         x,
         weight.contiguous(),
         x if bias is None else bias,
         out,
-        WORKSPACE.partials(x.device, programs * thin * side * side * span),
+        torch.empty(programs * thin * side * side * span, dtype=torch.float32, device=x.device),
         bands,
         HEIGHT=height,
         WIDTH=width,
@@ -199,9 +198,9 @@ def thin_output_gradients(
     tile = 32 if x.dtype == torch.bfloat16 else 16
     block = _gradient_channels(channels, taps)
     num_blocks = triton.cdiv(channels, block)
-    each, parts = divide_rows(rows, tile, max(2 * WORKSPACE.processors(x.device) // num_blocks, 1))
+    each, parts = divide_rows(rows, tile, max(2 * processors(x.device) // num_blocks, 1))
     size = channels * taps + taps + channels
-    partial = WORKSPACE.partials(x.device, parts * size)
+    partial = torch.empty(parts * size, dtype=torch.float32, device=x.device)
     thin_output_gradient_kernel[(parts, num_blocks)](
         dout,
         x,
@@ -241,7 +240,7 @@ def _finish(
 ) -> None:
     thin, side, channels, taps = shape
     # 128 parts × 32 numbers (a line of the cache) are 32 loads in flight for each thread: 264 parts take three rounds
-    block = min(max(triton.next_power_of_2(triton.cdiv(size, 8 * WORKSPACE.processors(partial.device))), 32), 1024)
+    block = min(max(triton.next_power_of_2(triton.cdiv(size, 8 * processors(partial.device))), 32), 1024)
     finish_kernel[(triton.cdiv(size, block),)](
         partial,
         weight_grad,
@@ -294,10 +293,10 @@ def _margin(images: torch.Tensor, side: int, padding: int | None) -> int:
     return margin
 
 
-def _lines(n: int, height: int, width: int, taps: int, processors: int) -> int:
+def _lines(n: int, height: int, width: int, taps: int, num_processors: int) -> int:
     """Lines of a band: 64 KB of scratch at most (a whole small image), fewer where there are too few images for all processors."""
     lines = min(max(16_384 // (taps * width), 1), height)
-    while n * -(-height // lines) < 4 * processors and lines > 7:
+    while n * -(-height // lines) < 4 * num_processors and lines > 7:
         lines = -(-lines // 2)
     return lines
 

@@ -15,33 +15,37 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepex.engine.kernels.norm import finish_gradient
-from deepex.engine.kernels.workspace import arrivals
+from deepex.engine.kernels.activation import sum_parts
+from deepex.engine.kernels.division import processors
+from deepex.engine.kernels.normalise import finish_gradients
 
-PROCESSORS = 132  # of an H200
-PARTS_AT_ONCE = 64  # programs' sums that the last one adds at once
+
+@triton.jit
+def _cell(first, num_cells, cells_down, cells_across, CELLS: tl.constexpr):
+    """Of some cells: image, line, column, and which of them there are."""
+    cell = first + tl.arange(0, CELLS)
+    line = cell // cells_across
+    return line // cells_down, line % cells_down, cell % cells_across, cell < num_cells
+
+
+@triton.jit
+def _position(
+    image, cell_i, cell_j, wanted, channel, known, height, width, num_channels,
+    STRIDE: tl.constexpr, PADDING: tl.constexpr, PHASE_I: tl.constexpr, PHASE_J: tl.constexpr,
+):  # fmt: skip
+    """Where one place of each cell is in the map, and whether it is inside."""
+    i = cell_i * STRIDE + PHASE_I - PADDING
+    j = cell_j * STRIDE + PHASE_J - PADDING
+    inside = (wanted & (i >= 0) & (i < height) & (j >= 0) & (j < width))[:, None] & known[None, :]
+    return ((image * height + i) * width + j).to(tl.int64)[:, None] * num_channels + channel[None, :], inside
 
 
 @triton.jit
 def _unpooled(
-    g,
-    where,
-    image,
-    cell_i,
-    cell_j,
-    wanted,
-    channel,
-    known,
-    pooled_height,
-    pooled_width,
-    num_channels,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PHASE_I: tl.constexpr,
-    PHASE_J: tl.constexpr,
-    CELLS: tl.constexpr,
+    g, where, image, cell_i, cell_j, wanted, channel, known, pooled_height, pooled_width, num_channels,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PHASE_I: tl.constexpr, PHASE_J: tl.constexpr, CELLS: tl.constexpr,
     CHANNELS: tl.constexpr,
-):
+):  # fmt: skip
     """The gradient at one place of each cell: the sum over windows t up and u to the left of the cell whose maximum it was."""
     d = tl.zeros((CELLS, CHANNELS), tl.float32)
     for t in tl.static_range((KERNEL - PHASE_I + STRIDE - 1) // STRIDE):
@@ -59,33 +63,12 @@ def _unpooled(
 
 @triton.jit
 def unpool_kernel(
-    g,
-    where,
-    y,
-    factors,
-    dy,
-    partial,
-    arrived_count,
-    bias_grad,
-    height,
-    width,
-    pooled_height,
-    pooled_width,
-    cells_down,
-    cells_across,
-    num_cells,
-    num_channels,
-    num_parts,
-    NORM: tl.constexpr,
-    BIAS: tl.constexpr,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PADDING: tl.constexpr,
-    CELLS: tl.constexpr,
+    g, where, y, factors, dy, partial, height, width, pooled_height, pooled_width, cells_down, cells_across, num_cells,
+    num_channels, num_parts,
+    NORM: tl.constexpr, SUMS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, CELLS: tl.constexpr,
     CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Write the gradient of what was pooled, behind a norm by its factors; with BIAS, also its sums over the positions."""
+):  # fmt: skip
+    """Write the gradient of what was pooled, behind a norm by its factors; with SUMS, also each program's sums of it."""
     part = tl.num_programs(0) - 1 - tl.program_id(0)  # the last cells first: a pass over the sums leaves them in the cache
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < num_channels
@@ -93,149 +76,60 @@ def unpool_kernel(
         f0 = tl.load(factors + channel, mask=known, other=0.0)
         f1 = tl.load(factors + num_channels + channel, mask=known, other=0.0)
         f2 = tl.load(factors + 2 * num_channels + channel, mask=known, other=0.0)
-    if BIAS:
+    if SUMS:
         total = tl.zeros((CELLS, CHANNELS), tl.float32)
     for first in range(part * CELLS, num_cells, num_parts * CELLS):
-        cell = first + tl.arange(0, CELLS)
-        wanted = cell < num_cells
-        cell_j = cell % cells_across
-        line = cell // cells_across
-        cell_i = line % cells_down
-        image = line // cells_down
+        image, cell_i, cell_j, wanted = _cell(first, num_cells, cells_down, cells_across, CELLS)
         for phase_i in tl.static_range(STRIDE):
             for phase_j in tl.static_range(STRIDE):
-                i = cell_i * STRIDE + phase_i - PADDING
-                j = cell_j * STRIDE + phase_j - PADDING
-                inside = (wanted & (i >= 0) & (i < height) & (j >= 0) & (j < width))[:, None] & known[None, :]
-                at = ((image * height + i) * width + j).to(tl.int64)[:, None] * num_channels + channel[None, :]
+                at, inside = _position(
+                    image, cell_i, cell_j, wanted, channel, known, height, width, num_channels, STRIDE, PADDING, phase_i, phase_j
+                )
                 if NORM:
                     value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
                 d = _unpooled(
-                    g,
-                    where,
-                    image,
-                    cell_i,
-                    cell_j,
-                    wanted,
-                    channel,
-                    known,
-                    pooled_height,
-                    pooled_width,
-                    num_channels,
-                    KERNEL,
-                    STRIDE,
-                    phase_i,
-                    phase_j,
-                    CELLS,
-                    CHANNELS,
-                )
-                if BIAS:
+                    g, where, image, cell_i, cell_j, wanted, channel, known, pooled_height, pooled_width, num_channels,
+                    KERNEL, STRIDE, phase_i, phase_j, CELLS, CHANNELS,
+                )  # fmt: skip
+                if SUMS:
                     total += d
                 if NORM:
                     d = f0[None, :] * d + f1[None, :] * value + f2[None, :]
                 tl.store(dy + at, d.to(dy.dtype.element_ty), mask=inside)
-    if BIAS:
+    if SUMS:
         tl.store(partial + part * num_channels + channel, tl.sum(total, 0), mask=known)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrived_count + tl.program_id(1), 1, sem="acq_rel")
-        if arrived == num_parts - 1:
-            tl.store(arrived_count + tl.program_id(1), 0)
-            summed = tl.zeros((PARTS, CHANNELS), tl.float32)
-            for first in range(0, num_parts, PARTS):
-                other = first + tl.arange(0, PARTS)
-                there = (other < num_parts)[:, None] & known[None, :]
-                summed += tl.load(partial + other[:, None] * num_channels + channel[None, :], mask=there, other=0.0)
-            tl.store(bias_grad + channel, tl.sum(summed, 0), mask=known)
 
 
 @triton.jit
 def unpooled_sums_kernel(
-    g,
-    where,
-    y,
-    partial,
-    arrived_count,
-    gamma,
-    saved,
-    grads,
-    factors,
-    height,
-    width,
-    pooled_height,
-    pooled_width,
-    cells_down,
-    cells_across,
-    num_cells,
-    num_rows,
-    num_channels,
+    g, where, y, partial, saved, height, width, pooled_height, pooled_width, cells_down, cells_across, num_cells, num_channels,
     num_parts,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PADDING: tl.constexpr,
-    CELLS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Sums of the gradient d that the pooling passes on, and of d·(y − mean). The programs move over the map together."""
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Each program's sums of the gradient d that the pooling passes on, and of d·(y − mean). They move over the map together."""
     part = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < num_channels
-    m = tl.load(saved + channel, mask=known, other=0.0)
-    sum_d = tl.zeros((CELLS, CHANNELS), tl.float32)
-    sum_y = tl.zeros((CELLS, CHANNELS), tl.float32)
+    mean = tl.load(saved + channel, mask=known, other=0.0)
+    total = tl.zeros((CELLS, CHANNELS), tl.float32)
+    along = tl.zeros((CELLS, CHANNELS), tl.float32)
     for first in range(part * CELLS, num_cells, num_parts * CELLS):
-        cell = first + tl.arange(0, CELLS)
-        wanted = cell < num_cells
-        cell_j = cell % cells_across
-        line = cell // cells_across
-        cell_i = line % cells_down
-        image = line // cells_down
+        image, cell_i, cell_j, wanted = _cell(first, num_cells, cells_down, cells_across, CELLS)
         for phase_i in tl.static_range(STRIDE):
             for phase_j in tl.static_range(STRIDE):
-                i = cell_i * STRIDE + phase_i - PADDING
-                j = cell_j * STRIDE + phase_j - PADDING
-                inside = (wanted & (i >= 0) & (i < height) & (j >= 0) & (j < width))[:, None] & known[None, :]
-                at = ((image * height + i) * width + j).to(tl.int64)[:, None] * num_channels + channel[None, :]
+                at, inside = _position(
+                    image, cell_i, cell_j, wanted, channel, known, height, width, num_channels, STRIDE, PADDING, phase_i, phase_j
+                )
                 value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
                 d = _unpooled(
-                    g,
-                    where,
-                    image,
-                    cell_i,
-                    cell_j,
-                    wanted,
-                    channel,
-                    known,
-                    pooled_height,
-                    pooled_width,
-                    num_channels,
-                    KERNEL,
-                    STRIDE,
-                    phase_i,
-                    phase_j,
-                    CELLS,
-                    CHANNELS,
-                )
-                sum_d += d
-                sum_y += d * (value - m[None, :])
+                    g, where, image, cell_i, cell_j, wanted, channel, known, pooled_height, pooled_width, num_channels,
+                    KERNEL, STRIDE, phase_i, phase_j, CELLS, CHANNELS,
+                )  # fmt: skip
+                total += d
+                along += d * (value - mean[None, :])
     place = partial + part * 2 * num_channels + channel
-    tl.store(place, tl.sum(sum_d, 0), mask=known)
-    tl.store(place + num_channels, tl.sum(sum_y, 0), mask=known)
-    tl.debug_barrier()
-    arrived = tl.atomic_add(arrived_count + tl.program_id(1), 1, sem="acq_rel")
-    if arrived == num_parts - 1:
-        tl.store(arrived_count + tl.program_id(1), 0)
-        total = tl.zeros((PARTS, CHANNELS), tl.float32)
-        along = tl.zeros((PARTS, CHANNELS), tl.float32)
-        for first in range(0, num_parts, PARTS):
-            other = first + tl.arange(0, PARTS)
-            there = (other < num_parts)[:, None] & known[None, :]
-            at = partial + other[:, None] * 2 * num_channels + channel[None, :]
-            total += tl.load(at, mask=there, other=0.0)
-            along += tl.load(at + num_channels, mask=there, other=0.0)
-        finish_gradient(
-            tl.sum(total, 0), tl.sum(along, 0), gamma, saved, grads, factors, channel, known, num_channels, num_rows * 1.0
-        )
+    tl.store(place, tl.sum(total, 0), mask=known)
+    tl.store(place + num_channels, tl.sum(along, 0), mask=known)
 
 
 def max_pool_backward(
@@ -246,28 +140,12 @@ def max_pool_backward(
     batch, channels = g.shape[:2]
     dy = torch.empty((batch, channels, *size), dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
     cells = _Cells(dy, g, kernel, stride, padding)
-    parts = cells.parts(4 * PROCESSORS) if bias else cells.tiles
-    bias_grad = torch.empty(channels, dtype=torch.float32, device=g.device) if bias else None
-    partial = torch.empty((parts, channels), dtype=torch.float32, device=g.device) if bias else None
+    parts = cells.parts(4 * processors(g.device)) if bias else cells.tiles
+    partial = torch.empty((parts, channels), dtype=torch.float32, device=g.device) if bias else dy
     unpool_kernel[parts, cells.blocks](
-        g,
-        where,
-        None,
-        None,
-        dy,
-        partial,
-        arrivals(g.device, cells.blocks) if bias else None,
-        bias_grad,
-        *cells.sizes,
-        channels,
-        parts,
-        NORM=False,
-        BIAS=bias,
-        PARTS=PARTS_AT_ONCE,
-        num_warps=4,
-        **cells.constants,
+        *(g, where, dy, dy, dy, partial, *cells.sizes, channels, parts), NORM=False, SUMS=bias, num_warps=4, **cells.constants
     )
-    return dy, bias_grad
+    return dy, sum_parts(partial) if bias else None
 
 
 def pooled_norm_sums(
@@ -277,27 +155,13 @@ def pooled_norm_sums(
     y, g = channels_last(y), channels_last(g)
     cells = _Cells(y, g, kernel, stride, padding)
     channels = y.shape[1]
-    parts = cells.parts(4 * PROCESSORS)
+    parts = cells.parts(4 * processors(y.device))
     partial = torch.empty((parts, 2, channels), dtype=torch.float32, device=y.device)
-    found = torch.empty((5, channels), dtype=torch.float32, device=y.device)
     unpooled_sums_kernel[parts, cells.blocks](
-        g,
-        where,
-        y,
-        partial,
-        arrivals(y.device, cells.blocks),
-        gamma,
-        saved,
-        found,
-        found[2:],
-        *cells.sizes,
-        y.numel() // channels,
-        channels,
-        parts,
-        PARTS=PARTS_AT_ONCE,
-        num_warps=4,
-        **cells.constants,
+        *(g, where, y, partial, saved, *cells.sizes, channels, parts), num_warps=4, **cells.constants
     )
+    found = torch.empty((5, channels), dtype=torch.float32, device=y.device)
+    finish_gradients(partial, (gamma, saved, gamma, saved), found[:2], found[2:], y.numel() // channels)
     return found[0], found[1], found[2:]
 
 
@@ -307,20 +171,9 @@ def pooled_norm_gradient(y: Tensor, g: Tensor, where: Tensor, factors: Tensor, k
     cells = _Cells(y, g, kernel, stride, padding)
     dy = torch.empty_like(y)
     unpool_kernel[cells.tiles, cells.blocks](
-        g,
-        where,
-        y,
-        factors,
-        dy,
-        None,
-        None,
-        None,
-        *cells.sizes,
-        y.shape[1],
-        cells.tiles,
+        *(g, where, y, factors, dy, dy, *cells.sizes, y.shape[1], cells.tiles),
         NORM=True,
-        BIAS=False,
-        PARTS=PARTS_AT_ONCE,
+        SUMS=False,
         num_warps=4,
         **cells.constants,
     )
