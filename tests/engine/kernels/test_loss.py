@@ -40,8 +40,9 @@ def test_reconstruction(shape: tuple[int, ...], dtype: torch.dtype, scale: float
     assert (loss.dtype, tally.dtype) == (torch.float32, torch.float32)
     assert (loss.requires_grad, tally.requires_grad) == (True, False)
     assert distance(loss.detach(), expected_loss) < 1e-5
-    assert distance(tally, expected_tally) < 1e-5
-    assert distance(tally, Reconstruct().tally(logits, images, images)) < 1e-5
+    # of a pixel that is nearly right, the error is the difference of two rounded numbers of size 1
+    assert distance(tally, expected_tally, least=0.01) < 1e-5
+    assert distance(tally, Reconstruct().tally(logits, images, images), least=0.01) < 1e-5
     (3 * loss).backward()
     assert logits.grad is not None
     assert logits.grad.dtype == dtype
