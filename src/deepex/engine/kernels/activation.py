@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from deepex.engine.kernels.division import FINISHED, as_rows, at_once, divide_rows, processors
+from deepex.engine.kernels.division import FINISHED, as_rows, at_once, divide_rows, processors, tile
 
 
 @triton.jit
@@ -26,8 +26,7 @@ def bias_kernel(
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     for first in range(begin, end, ROWS):
         row = (first + tl.arange(0, ROWS)).to(tl.int64)
-        inside = (row < end)[:, None] & known[None, :]
-        at = row[:, None] * num_channels + channel[None, :]
+        at, inside = tile(row, channel, end, num_channels)
         value = tl.load(g + row[:, None] * stride + channel[None, :], mask=inside, other=0.0)
         if MASKS:
             value = tl.where(tl.load(z + at, mask=inside, other=0.0) > 0.0, value, 0.0)
@@ -82,13 +81,13 @@ def _launch(g: torch.Tensor, z: torch.Tensor | None, dy: torch.Tensor | None) ->
     # 64 channels are 128 bytes of bf16: whole lines of the cache; a tile of 2,048 is 16 bytes for each of 128 threads, twice, and
     # eight programs of 4 warps to a multiprocessor keep enough of them in flight.
     block = min(triton.next_power_of_2(channels), 64)
-    tile = 2048 // block
+    height = 2048 // block
     num_blocks = triton.cdiv(channels, block)
-    each, parts = divide_rows(rows, tile, max(8 * processors(g.device) // num_blocks, 1))
+    each, parts = divide_rows(rows, height, max(8 * processors(g.device) // num_blocks, 1))
     partial = torch.empty((parts, channels), dtype=torch.float32, device=g.device)
     bias_kernel[(parts, num_blocks)](
         *(g, g if z is None else z, g if dy is None else dy, partial, rows, channels, stride, each),
-        *(z is not None, dy is not None, tile, block),
+        *(z is not None, dy is not None, height, block),
         num_warps=4,
     )
     return sum_parts(partial)

@@ -8,9 +8,18 @@ import functools
 from typing import Final
 
 import torch
+import triton
+import triton.language as tl
 
 FINISHED: Final = 8  # channels of which one program of a finishing kernel adds up the sums
 _INTERPRETED_PROCESSORS: Final = 2  # without a GPU: enough for several programs to share a sum, few enough to be quick
+
+
+@triton.jit
+def tile(row, channel, num_rows, num_channels):
+    """Where some rows and channels are in a map, and which of them there are."""
+    inside = (row < num_rows)[:, None] & (channel < num_channels)[None, :]
+    return row.to(tl.int64)[:, None] * num_channels + channel[None, :], inside
 
 
 @functools.cache

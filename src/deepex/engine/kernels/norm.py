@@ -18,6 +18,8 @@ the maps are made of.
 import triton
 import triton.language as tl
 
+from deepex.engine.kernels.division import tile
+
 
 @triton.jit
 def statistics_kernel(
@@ -34,8 +36,8 @@ def statistics_kernel(
     squares = tl.zeros((ROWS, CHANNELS), tl.float32)
     for first in range(begin, end, ROWS):
         row = first + tl.arange(0, ROWS)
-        inside = (row < end)[:, None] & known[None, :]
-        value = tl.load(y + row.to(tl.int64)[:, None] * num_channels + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+        at, inside = tile(row, channel, end, num_channels)
+        value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
         value = tl.where(inside, value - pivot[None, :], 0.0)
         total += value
         squares += value * value
@@ -115,8 +117,7 @@ def apply_kernel(
     row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < num_channels
-    inside = (row < num_rows)[:, None] & known[None, :]
-    at = row.to(tl.int64)[:, None] * num_channels + channel[None, :]
+    at, inside = tile(row, channel, num_rows, num_channels)
     value = _normed(y, saved, channel, known, inside, at, num_channels)
     if SHORTCUT == 1:
         value += tl.load(shortcut + at, mask=inside, other=0.0).to(tl.float32)
@@ -163,8 +164,7 @@ def gradient_sums_kernel(
     along = tl.zeros((ROWS, CHANNELS), tl.float32)
     for first in range(begin, end, ROWS):
         row = first + tl.arange(0, ROWS)
-        inside = (row < end)[:, None] & known[None, :]
-        at = row.to(tl.int64)[:, None] * num_channels + channel[None, :]
+        at, inside = tile(row, channel, end, num_channels)
         value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
         d = _incoming(g, g2, z, value, scale, shift, inside, at, TWO, MASK)
         if WRITES:
@@ -235,8 +235,7 @@ def gradient_kernel(
     row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < num_channels
-    inside = (row < num_rows)[:, None] & known[None, :]
-    at = row.to(tl.int64)[:, None] * num_channels + channel[None, :]
+    at, inside = tile(row, channel, num_rows, num_channels)
     value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(saved + 2 * num_channels + channel, mask=known, other=0.0)
     shift = tl.load(saved + 3 * num_channels + channel, mask=known, other=0.0)

@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from deepex.engine.kernels.division import tile
+
 
 @triton.jit
 def _window_sum(values, channel, BEFORE: tl.constexpr, AFTER: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
@@ -41,22 +43,12 @@ def _power(s, minus_beta, THREE_QUARTERS: tl.constexpr):
 
 @triton.jit
 def response_kernel(
-    x,
-    y,
-    num_rows,
-    num_channels,
-    share,
-    minus_beta,
-    k,
-    SIZE: tl.constexpr,
-    THREE_QUARTERS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
+    x, y, num_rows, num_channels, share, minus_beta, k,
+    SIZE: tl.constexpr, THREE_QUARTERS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, CHANNELS)
-    inside = (row < num_rows)[:, None] & (channel < num_channels)[None, :]
-    at = row.to(tl.int64)[:, None] * num_channels + channel[None, :]
+    at, inside = tile(row, channel, num_rows, num_channels)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     s = k + share * _window_sum(value * value, channel, SIZE // 2, (SIZE - 1) // 2, ROWS, CHANNELS)
     power, _ = _power(s, minus_beta, THREE_QUARTERS)
@@ -65,23 +57,12 @@ def response_kernel(
 
 @triton.jit
 def response_gradient_kernel(
-    x,
-    g,
-    dx,
-    num_rows,
-    num_channels,
-    share,
-    minus_beta,
-    k,
-    SIZE: tl.constexpr,
-    THREE_QUARTERS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
+    x, g, dx, num_rows, num_channels, share, minus_beta, k,
+    SIZE: tl.constexpr, THREE_QUARTERS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, CHANNELS)
-    inside = (row < num_rows)[:, None] & (channel < num_channels)[None, :]
-    at = row.to(tl.int64)[:, None] * num_channels + channel[None, :]
+    at, inside = tile(row, channel, num_rows, num_channels)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
     s = k + share * _window_sum(value * value, channel, SIZE // 2, (SIZE - 1) // 2, ROWS, CHANNELS)
@@ -121,17 +102,7 @@ def _launch(kernel: Any, maps: tuple[Tensor, ...], size: int, alpha: float, beta
     rows = maps[0].numel() // channels
     # 2048 elements by 8 warps: one 16-byte load per thread and map, all resident threads of a processor together 32 KB in flight.
     block = triton.next_power_of_2(channels)
-    tile = max(1, 2048 // block)
-    kernel[triton.cdiv(rows, tile),](
-        *maps,
-        rows,
-        channels,
-        alpha / size,
-        -float(beta),
-        float(k),
-        SIZE=size,
-        THREE_QUARTERS=beta == 0.75,
-        ROWS=tile,
-        CHANNELS=block,
-        num_warps=8,
+    height = max(1, 2048 // block)
+    kernel[triton.cdiv(rows, height),](
+        *(*maps, rows, channels, alpha / size, -float(beta), float(k), size, beta == 0.75, height, block), num_warps=8
     )

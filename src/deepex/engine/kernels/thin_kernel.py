@@ -5,6 +5,8 @@ from typing import Final
 import triton
 import triton.language as tl
 
+from deepex.engine.kernels.division import tile
+
 INTERPRETED: Final = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -100,8 +102,7 @@ def thin_input_kernel(
             value += shift[None, :]
         if RELU:
             value = tl.maximum(value, 0.0)
-        inside = (row < end)[:, None] & known[None, :]
-        at = row.to(tl.int64)[:, None] * NUM_CHANNELS + channel[None, :]
+        at, inside = tile(row, channel, end, NUM_CHANNELS)
         tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
         covered = following
         row += ROWS
@@ -135,8 +136,7 @@ def thin_input_gradient_kernel(
     total = tl.zeros((CHANNELS, TAPS), tl.float32)
     for first in range(begin, end, ROWS):
         row = first + tl.arange(0, ROWS)
-        inside = (row < end)[:, None] & known[None, :]
-        at = row.to(tl.int64)[:, None] * NUM_CHANNELS + channel[None, :]
+        at, inside = tile(row, channel, end, NUM_CHANNELS)
         value = tl.load(g + at, mask=inside, other=0.0)
         if MASKS:
             value = tl.where(tl.load(z + at, mask=inside, other=0.0).to(tl.float32) > 0.0, value, 0.0)
@@ -265,8 +265,7 @@ def thin_output_gradient_kernel(
         dx_total = tl.zeros((ROWS, CHANNELS), tl.float32)
     for first in range(begin, end, ROWS):
         row = first + tl.arange(0, ROWS)
-        inside = (row < end)[:, None] & known[None, :]
-        at = row.to(tl.int64)[:, None] * NUM_CHANNELS + channel[None, :]
+        at, inside = tile(row, channel, end, NUM_CHANNELS)
         value = tl.load(x + at, mask=inside, other=0.0)
         covered = _taps(dout, row, end, HEIGHT, WIDTH, THIN, SIDE, 0, not TRANSPOSED, TAPS)
         tap_total += covered.to(tl.float32)
