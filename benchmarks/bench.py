@@ -27,11 +27,11 @@ RECORDS = Path(__file__).parent / "records"
 LEGEND = "ratio of medians (95 % interval); of fast quarters"  # what `show_ratio` shows
 
 
-def in_turns(contestants: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Each contestant's measurements; a contestant returns its own seconds. Two rounds of warm-up are thrown away."""
+def in_turns(contestants: dict[str, Callable[[], float]], repeats: int, *, warm_ups: int = 2) -> dict[str, list[float]]:
+    """Each contestant's measurements; a contestant returns its own seconds. Rounds of warm-up are thrown away."""
     found: dict[str, list[float]] = {name: [] for name in contestants}
     names = list(contestants)
-    for turn in range(-2, repeats):
+    for turn in range(-warm_ups, repeats):
         first = turn % len(names)  # nobody always follows the same neighbour's leftovers in the caches
         for name in (*names[first:], *names[:first]):
             value = contestants[name]()
