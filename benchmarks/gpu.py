@@ -185,6 +185,7 @@ class Log:
 
 def measure(workload: Workload, peers: list[str], repeats: int, *, keep: bool) -> None:
     """All contestants on one workload, in turns; writes its record."""
+    torch.backends.cudnn.benchmark = True  # as in a run; the peers want it, too
     log = Log()
     log(f"== {workload.name}")
     images, labels, data = bench.random_data(workload.shape, workload.classes, workload.count)
