@@ -1,6 +1,8 @@
 """The kernels of captured steps, run one by one on a CPU (Triton interprets them), against the eager runner. Graphs: tests/gpu."""
 
 import math
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch import nn
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.pack import pack
+from deepex.engine import checkpoint as checkpoints
 from deepex.engine import choose
 from deepex.engine import learner as learner_module
 from deepex.engine.arena import Arena
@@ -32,10 +35,15 @@ def _arena_of_a_gpu(*arguments: Any, **options: Any) -> Arena:
     return Arena(*arguments, **options | {"gathers": True, "moves": False})
 
 
+def _capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the captured runner what a CPU takes."""
+    monkeypatch.setattr(learner_module, "Arena", _arena_of_a_gpu)
+    monkeypatch.setattr(choose, "_eager", lambda parts, _step, _clock, _reason: (CapturedRunner(parts, NoClock()), NoClock()))
+
+
 def _learner(monkeypatch: pytest.MonkeyPatch, config: RunConfig, *, captured: bool) -> Learner:
     if captured:
-        monkeypatch.setattr(learner_module, "Arena", _arena_of_a_gpu)
-        monkeypatch.setattr(choose, "_eager", lambda parts, _step, _clock, _reason: (CapturedRunner(parts, NoClock()), NoClock()))
+        _capture(monkeypatch)
     learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator(), NoClock())
     monkeypatch.undo()
     learner.start()
@@ -147,6 +155,28 @@ def test_buffers_that_a_network_replaces(small: str, monkeypatch: pytest.MonkeyP
     eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
     assert _train(captured)[-1] == pytest.approx(_train(eager)[-1], rel=1e-4)
     assert float(captured.network.mean) == pytest.approx(float(eager.network.mean), rel=1e-4) != 0.0
+
+
+def test_a_run_that_was_stopped_in_an_epoch_goes_on(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = {"augment.flip": True, "augment.pad": 1, "optim.schedule": "cosine"}
+    config = _config(small, epochs=1, step="eager", **drawn)  # eager: what `_capture` replaces
+    laps, keep_pace = [], CapturedRunner._keep_pace
+
+    def counted(self: CapturedRunner) -> None:
+        laps.append(1)
+        if len(laps) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        keep_pace(self)
+
+    _capture(monkeypatch)
+    whole = deepex.train(config, SoloCommunicator(), out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(CapturedRunner, "_keep_pace", counted)
+        run = deepex.train(config, SoloCommunicator(), out=tmp_path / "cut")
+    assert checkpoints.newest(run.checkpoints).position.step == 2
+    deepex.train(config, SoloCommunicator(), out=run.path, resume=True)
+    assert len(laps) == 2
+    assert (run.path / "weights.safetensors").read_bytes() == (whole.path / "weights.safetensors").read_bytes()
 
 
 def test_a_network_that_counts_its_calls_is_refused(small: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Captured steps on a GPU: numerics against float64, equal learning, replays that draw anew, phases, memory."""
 
+import os
+import signal
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
+from deepex.engine import checkpoint as checkpoints
 from deepex.engine.captured import CapturedRunner
 from deepex.engine.config import RunConfig
 from deepex.engine.learner import Learner
@@ -245,6 +249,29 @@ def test_buffers_that_a_network_replaces_are_part_of_the_graph(make_data: MakeDa
         learner.feed.close()
     assert found[1] == pytest.approx(found[0], rel=1e-3)
     assert found[1][-1] != 0.0
+
+
+def test_a_run_that_was_stopped_in_an_epoch_goes_on(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it stops in the middle of what would be one launch or not, the steps that are left are the same ones."""
+    config = _config(make_data(1920), batch=16, epochs=2, precision="bf16", deterministic=True, **{"augment.flip": True})
+    laps, keep_pace = [], CapturedRunner._keep_pace
+
+    def counted(self: CapturedRunner) -> None:
+        laps.append(1)
+        if len(laps) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        keep_pace(self)
+
+    whole = deepex.train(config, SoloCommunicator(), out=tmp_path / "whole")
+    monkeypatch.setattr(CapturedRunner, "_keep_pace", counted)
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "cut")
+    monkeypatch.undo()
+    assert run.state["status"] == "stopped"
+    assert 0 < checkpoints.newest(run.checkpoints).position.step < 120
+    deepex.train(config, SoloCommunicator(), out=run.path, resume=True)
+    one, other = (load_file(path / "weights.safetensors") for path in (whole.path, run.path))
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=1e-5, atol=1e-7, msg=name)
 
 
 class Replacing(nn.Module):
