@@ -251,6 +251,14 @@ def test_buffers_that_a_network_replaces_are_part_of_the_graph(make_data: MakeDa
     assert found[1][-1] != 0.0
 
 
+@pytest.mark.parametrize(("period", "steps"), [(4, 4), ("epoch", 32)])
+def test_a_launch_has_many_short_steps_but_no_more_than_a_turn(period: int | str, steps: int, make_data: MakeData) -> None:
+    learner = _learner(_config(make_data(1920), net="lenet", batch=16, precision="bf16", **{"sync.period": period}))
+    assert learner.runner.laps[0].steps == steps
+    assert "32 steps" in learner.runner.choice.reason or steps < 32
+    learner.feed.close()
+
+
 def test_a_run_that_was_stopped_in_an_epoch_goes_on(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it stops in the middle of what would be one launch or not, the steps that are left are the same ones."""
     config = _config(make_data(1920), batch=16, epochs=2, precision="bf16", deterministic=True, **{"augment.flip": True})

@@ -208,7 +208,7 @@ class CapturedRunner(Runner):
             laps = [one]
             if self._stream is not None:
                 self._step_seconds = self._time(one)
-                steps = min(_MOST_STEPS, int(_LAP_SECONDS / self._step_seconds))
+                steps = min(_MOST_STEPS, self._parts.turn_steps, int(_LAP_SECONDS / self._step_seconds))
                 if steps > 1 and not self._random and self._parts.updates and self._source.resident:
                     laps.insert(0, self._prepare(full, steps))
             return [*laps, *(self._prepare(size, 1) for size in rest)]

@@ -77,6 +77,7 @@ class Learner:
             optimiser=Optimiser(config.optim, self.arena),
             rate=self._rate,
             updates=self._updates_locally,
+            turn_steps=max(stop - start for start, stop in segments(self._rule, 0, self._shards.steps)),
         )
         steps = config.epochs * self._shards.steps * per_rank
         self.runner, self.clock = make_runner(parts, self.step, steps=steps, clock=clock)

@@ -39,7 +39,10 @@ class StepChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a runner is made of. `updates`: whether a step ends with an update, or with gradients that replicas agree on."""
+    """What a runner is made of.
+
+    `updates`: whether a step ends with an update, or with gradients that replicas agree on. `turn_steps`: of the longest turn.
+    """
 
     config: RunConfig
     network: nn.Module
@@ -51,6 +54,7 @@ class Parts:
     optimiser: Optimiser
     rate: Rate
     updates: bool
+    turn_steps: int
 
 
 class Runner(ABC):
