@@ -19,7 +19,7 @@ from deepex.engine.kernels.normalise import normalise, normalise_add
 from deepex.engine.kernels.pool import NormReluPool, ReluPool
 from deepex.engine.kernels.response import LocalResponse
 from deepex.engine.kernels.take import folded_channels
-from deepex.engine.kernels.thin import MAX_THIN, WINDOWS, thin_input_convolution, thin_output_convolution
+from deepex.engine.kernels.thin import is_thin, thin_input_convolution, thin_output_convolution
 from deepex.engine.kernels.transpose import Turn
 from deepex.engine.product import Geometry, Lane, Reorder, convolve, dense, flipped, folded
 
@@ -311,16 +311,16 @@ def can_be_thin_input(module: Any) -> bool:
     """Whether the thin kernels do this convolution of the images."""
     side, padding = module.kernel_size[0], module.padding[0]
     square = module.kernel_size == (side, side) and module.padding == (padding, padding)
-    centred = square and side in WINDOWS and padding <= side // 2
-    few = module.in_channels <= MAX_THIN and module.groups == 1
+    centred = square and padding <= side // 2
+    few = is_thin(module.in_channels, side) and module.groups == 1
     return type(module) is nn.Conv2d and centred and few and module.stride == (1, 1) and module.dilation == (1, 1)
 
 
 def can_be_thin_output(module: Any) -> bool:
     """Whether the thin kernels do this convolution to few channels."""
     side = module.kernel_size[0]
-    centred = module.kernel_size == (side, side) and side in (3, 5, 7) and module.padding == (side // 2, side // 2)
-    few = module.out_channels <= 4 and module.in_channels % 16 == 0 and module.groups == 1
+    centred = module.kernel_size == (side, side) and module.padding == (side // 2, side // 2)
+    few = is_thin(module.out_channels, side) and module.in_channels % 16 == 0 and module.groups == 1
     return centred and few and module.stride == (1, 1) and module.dilation == (1, 1) and _no_output_padding(module)
 
 

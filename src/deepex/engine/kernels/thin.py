@@ -32,6 +32,12 @@ from deepex.engine.kernels.thin_kernel import (
 
 MAX_THIN: Final = 4
 WINDOWS: Final = (3, 5, 7)
+MAX_TAPS: Final = 63  # thin channels × window; the matrix of more of them would not fit into the shared memory of many GPUs
+
+
+def is_thin(channels: int, side: int) -> bool:
+    """Whether the kernels take so many channels with such a window: 1…4 with 3×3, 1 or 2 with 5×5, 1 with 7×7."""
+    return channels <= MAX_THIN and side in WINDOWS and channels * side * side <= MAX_TAPS
 
 
 def thin_input_forward(
@@ -47,7 +53,7 @@ def thin_input_forward(
     `padding`: half a window if not given, which keeps the size.
     """
     channels, thin, side, _ = weight.shape
-    _check(images, thin, side)
+    _check(images, thin)
     images = as_rows(images)
     n, _, height, width = images.shape
     margin = _margin(images, side, padding)
@@ -138,7 +144,7 @@ def thin_output_forward(
     """The convolution, or its transpose, plus bias; summed in float32 and given in `dtype`."""
     channels, thin = weight.shape[:2] if transposed else (weight.shape[1], weight.shape[0])
     side = weight.shape[2]
-    _check(x, channels, side)
+    _check(x, channels)
     if channels % 16:
         raise ValueError(f"{channels} wide channels: out of a wide map, they have to be a multiple of 16")
     x = as_rows(x)
@@ -301,13 +307,19 @@ def _lines(n: int, height: int, width: int, taps: int, num_processors: int) -> i
     return lines
 
 
-def _check(maps: torch.Tensor, expected: int, side: int) -> None:
+def _check(maps: torch.Tensor, expected: int) -> None:
     if maps.shape[1] != expected:
         raise ValueError(f"the map has {maps.shape[1]} channels, the weight is for {expected}")
     if maps.numel() // maps.shape[1] * MAX_THIN >= 2**31:
         raise ValueError(f"{maps.numel() // maps.shape[1]} pixels in a batch: the kernels count up to 2³¹ of {MAX_THIN} channels")
-    if side not in WINDOWS:
-        raise ValueError(f"window {side}: it has to be one of {WINDOWS}")
+
+
+def _check_taps(channels: int, side: int) -> None:
+    if not is_thin(channels, side):
+        raise ValueError(
+            f"window {side} over {channels} channels: this is for windows of {WINDOWS} over up to {MAX_THIN} channels, {MAX_TAPS} "
+            "elements in all"
+        )
 
 
 class _ThinInput(torch.autograd.Function):
@@ -362,8 +374,7 @@ def thin_input_convolution(
 
     `padding`: 0…side // 2, the last if not given.
     """
-    if weight.shape[1] > MAX_THIN:
-        raise ValueError(f"{weight.shape[1]} channels of images: this is for up to {MAX_THIN}")
+    _check_taps(weight.shape[1], weight.shape[2])
     return cast("torch.Tensor", _ThinInput.apply(images, weight, bias, relu, padding))
 
 
@@ -381,6 +392,5 @@ def thin_output_convolution(
     With `masks`, x is a ReLU's output and its gradient is that of the ReLU's input: the ReLU must not be differentiated again.
     """
     thin = weight.shape[1 if transposed else 0]
-    if thin > MAX_THIN:
-        raise ValueError(f"{thin} channels of output: this is for up to {MAX_THIN}")
+    _check_taps(thin, weight.shape[2])
     return cast("torch.Tensor", _ThinOutput.apply(x, weight, bias, transposed, dtype, masks))

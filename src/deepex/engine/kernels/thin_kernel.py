@@ -195,16 +195,19 @@ def thin_output_kernel(
         end = tl.minimum(bottom + HALF, HEIGHT) * WIDTH
         for first in range(begin, end, ROWS):
             pixel = first + tl.arange(0, ROWS)
+            at = (image + pixel).to(tl.int64)[:, None] * NUM_CHANNELS
+            here = (pixel < end)[:, None]
             value = tl.zeros((ROWS, TAPS), tl.float32)
-            for block in tl.static_range(BLOCKS):
-                wide = block * CHANNELS + channel
-                inside = (pixel < end)[:, None] & (wide < NUM_CHANNELS)[None, :]
-                some = tl.load(x + (image + pixel).to(tl.int64)[:, None] * NUM_CHANNELS + wide[None, :], mask=inside, other=0.0)
-                if BLOCKS > 1:
+            if BLOCKS == 1:
+                inside = here & (channel < NUM_CHANNELS)[None, :]
+                value = _multiply(tl.load(x + at + channel[None, :], mask=inside, other=0.0), kernel, value)
+            else:
+                for block in range(BLOCKS):  # not unrolled: all blocks at once are too much for the shared memory
+                    wide = block * CHANNELS + channel
+                    some = tl.load(x + at + wide[None, :], mask=here & (wide < NUM_CHANNELS)[None, :], other=0.0)
                     there = (wide < NUM_CHANNELS)[:, None] & real[None, :]
-                    kernel = tl.load(weight + wide[:, None] * STRIDE + tap_at[None, :], mask=there, other=0.0)
-                    kernel = kernel.to(x.dtype.element_ty)
-                value = _multiply(some, kernel, value)
+                    part = tl.load(weight + wide[:, None] * STRIDE + tap_at[None, :], mask=there, other=0.0)
+                    value = _multiply(some, part.to(x.dtype.element_ty), value)
             kept = (pixel < end)[:, None] & real[None, :]
             tl.store(own + tap[None, :] * SPAN + (pixel - begin)[:, None], value, mask=kept)
         tl.debug_barrier()
