@@ -237,7 +237,8 @@ def test_sigterm_to_a_parallel_job_writes_a_checkpoint_and_ends_cleanly(make_dat
     """As a batch system does it: the signal goes to the launcher's process, the job ends with 0 and can be resumed."""
     run = tmp_path / "run"
     command = [sys.executable, "-m", "deepex", "train", "fashion", "--ranks=2", "--replicas=4", f"--out={run}", "-q"]
-    process = subprocess.Popen([*command, *settings(make_data(192), "epochs=2000")], cwd=ROOT, env=rank_environ())
+    keys = settings(make_data(192), "epochs=2000", "checkpoint.epochs=2000")  # so that the only checkpoint is that of the signal
+    process = subprocess.Popen([*command, *keys], cwd=ROOT, env=rank_environ())
     _wait_for(lambda: (run / "epochs.jsonl").is_file() and len(RunDirectory.open(run).epochs()) >= 2)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0

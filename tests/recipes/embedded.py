@@ -17,8 +17,8 @@ if __name__ == "__main__":
         from deepex.engine.config import RunConfig
         from deepex.errors import ConfigError
 
-        threads = torch.get_num_threads()
-        config = RunConfig(net="tests.networks:normed", data=sys.argv[1], epochs=2, batch=8, validate="rank0")
+        torch.set_num_threads(threads := 3)  # another number than the run takes
+        config = RunConfig(net="tests.networks:normed", data=sys.argv[1], epochs=2, batch=8, validate="rank0", threads=1)
         run = deepex.train(config, part, out=Path(sys.argv[2]) / "run")
         assert run.epochs()[-1].ranks == part.size
         try:
