@@ -15,7 +15,8 @@ def rank_environ(**extra: str) -> dict[str, str]:
     outer = ("PMI_", "OMPI_", "PMIX_", "SLURM_", "MPI_", "HYDRA", "MASTER_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **extra}
+    # A rank of MPICH that waits sleeps a little between its looks, rather than take a core from the one that it waits for.
+    return {**kept, "OMP_NUM_THREADS": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "PYTHONPATH": path, **extra}
 
 
 def run_ranks(
