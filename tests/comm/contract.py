@@ -1,6 +1,8 @@
 """The contract that every communicator keeps, as checks that run on its ranks.
 
-mpiexec -n 3 python -m tests.comm.contract mpi      prints one JSON object per rank 0: {check: "ok" or what went wrong}
+mpiexec -n 4 python -m tests.comm.contract mpi gloo:3     prints one JSON object per kind: {check: "ok" or what went wrong}
+
+`gloo:3` is of the first 3 ranks alone, on an MPI communicator of them that is handed over.
 """
 
 import json
@@ -12,7 +14,7 @@ import traceback
 import pytest
 import torch
 
-from deepex.comm import Communicator, connect
+from deepex.comm import Communicator, as_communicator, connect
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import CommError
 
@@ -169,12 +171,31 @@ def check_split(comm: Communicator) -> None:
     assert len(comm.gather(1)) == comm.size
 
 
+def _made(kind: str) -> Communicator:
+    return SoloCommunicator() if kind == "solo" else connect(kind)
+
+
+def _made_of_first(size: int, kind: str) -> Communicator | None:
+    """None on the other ranks."""
+    from mpi4py import MPI
+
+    from deepex.comm.distributed import DistributedCommunicator
+
+    part = MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.rank < size else MPI.UNDEFINED)
+    if part == MPI.COMM_NULL:
+        return None
+    comm = as_communicator(part)
+    return comm if kind == "mpi" else DistributedCommunicator(kind, bootstrap=comm)
+
+
 CHECKS = [value for name, value in sorted(globals().items()) if name.startswith("check_")]
 
 
-def main(kind: str) -> None:
+def main(kind: str, size: int | None) -> None:
     """Run every check, in the same order on every rank, and print what rank 0 to the last found."""
-    comm = SoloCommunicator() if kind == "solo" else connect(kind)
+    comm = _made(kind) if size is None else _made_of_first(size, kind)
+    if comm is None:
+        return
     assert comm.kind == kind
     report = {}
     for check in CHECKS:
@@ -192,4 +213,5 @@ def main(kind: str) -> None:
 
 if __name__ == "__main__":
     for each in sys.argv[1:]:
-        main(each)
+        name, _, ranks = each.partition(":")
+        main(name, int(ranks) if ranks else None)
