@@ -60,9 +60,11 @@ def _off(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.detach().double() - expected.detach()).norm() / expected.detach().norm().clamp_min(1e-12))
 
 
-def test_a_residual_network() -> None:
+def test_a_residual_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ResNet-18 with fewer channels in its later stages: interpreted, a kernel takes its time for each block of them."""
+    monkeypatch.setattr("deepex.nets.resnet._WIDTHS", (64, 32, 32, 32))
     torch.manual_seed(0)  # of some networks rounding moves a value across zero, where the gradient jumps
-    fused = _compare(nets.build("resnet18", channels=3, size=(32, 32), classes=10), torch.randn(4, 3, 32, 32))
+    fused = _compare(nets.build("resnet18", channels=3, size=(20, 20), classes=10), torch.randn(4, 3, 20, 20))
     assert fused.found["batch norm + add + ReLU"] == 8
     assert fused.found["batch norm + ReLU"] == 8
     assert fused.found["batch norm + ReLU + max pooling"] == 1

@@ -52,10 +52,10 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     kernel = draw(st.integers(2, 3))
     padding = draw(st.integers(0, kernel // 2))
-    height, width = (draw(st.integers(1, 11)) for _ in range(2))
+    height, width = (draw(st.integers(1, 9)) for _ in range(2))
     assume(min(height, width) + 2 * padding >= kernel)
     return Case(
-        draw(st.integers(1, 3)),
+        draw(st.integers(1, 2)),
         draw(st.sampled_from([1, 3, 8, 20, 32, 72, 96])),
         height,
         width,
@@ -67,8 +67,8 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-STEM = Case(2, 64, 14, 14, 3, 2, 1, False, torch.bfloat16)
-HANGING = Case(1, 96, 12, 10, 3, 2, 0, True, torch.bfloat16)
+STEM = Case(2, 64, 8, 8, 3, 2, 1, False, torch.bfloat16)
+HANGING = Case(1, 96, 8, 6, 3, 2, 0, True, torch.bfloat16)
 
 
 def error(out: Tensor, reference: Tensor, at_least: float = 1e-30) -> float:

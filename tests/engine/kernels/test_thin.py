@@ -50,11 +50,11 @@ class Case:
 
 CASES = st.builds(
     Case,
-    n=st.integers(1, 3),
+    n=st.integers(1, 2),
     taps=st.sampled_from([(1, 3), (2, 3), (3, 3), (4, 3), (1, 5), (2, 5), (1, 7)]),
     wide=st.sampled_from([16, 48, 144]),
-    height=st.integers(1, 13),
-    width=st.integers(1, 13),
+    height=st.integers(1, 9),  # windows of 7 fit in, or hang over
+    width=st.integers(1, 9),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     bias=st.booleans(),
     seed=st.integers(0, 2**31),
