@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -353,7 +354,7 @@ def test_importing_deepex_loads_nothing_heavy() -> None:
     assert loaded_after("import deepex; dir(deepex)") & (HEAVY | {"typer", "rich"}) == set()
 
 
-def test_a_name_is_loaded_on_first_use_only(tmp_path: Path) -> None:
+def test_a_name_is_loaded_on_first_use_only(make_data: Callable[[int], Path], tmp_path: Path) -> None:
     """One interpreter: RunDirectory stays light, then `train` brings torch, and a run nothing more: a compiler takes seconds."""
     program = f"""
 import sys, deepex
@@ -362,7 +363,8 @@ assert "torch" not in sys.modules, "RunDirectory loaded torch"
 assert callable(deepex.train)
 assert deepex.train is sys.modules["deepex.recipes"].train
 from deepex.comm.solo import SoloCommunicator
-config = deepex.recipe("fashion", {{"epochs": 1, "batch": 1000, "validate": "none", "device": "cpu"}})
+keys = {{"data": {str(make_data(64))!r}, "epochs": 1, "batch": 32, "validate": "none", "device": "cpu", "threads": 1}}
+config = deepex.recipe("fashion", keys)
 deepex.train(config, SoloCommunicator(), out={str(tmp_path / "run")!r})
 assert not {{"torch._dynamo", "torch._inductor"}} & set(sys.modules)
 """

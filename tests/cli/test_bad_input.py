@@ -104,13 +104,13 @@ def test_a_dataset_whose_checksums_fail(
 
 
 def test_mistakes_on_ranks_are_said_once_by_one_rank(tmp_path: Path) -> None:
-    """Three ranks all find that replicas are no multiple of ranks; one speaks, all end with 2."""
-    result = run_ranks(3, "-m", "deepex", "train", "fashion", "--replicas=4", f"--out={tmp_path / 'run'}")
+    """Both ranks find that replicas are no multiple of ranks; one speaks, all end with 2."""
+    result = run_ranks(2, "-m", "deepex", "train", "fashion", "--replicas=5", f"--out={tmp_path / 'run'}")
     assert result.returncode == 2
     said = [line for line in result.stderr.splitlines() if line.startswith("deepex:")]
     assert len(said) == 1, result.stderr
-    assert "4 replicas cannot live on 3 ranks" in said[0]
-    assert "--replicas 3 or 6" in said[0]
+    assert "5 replicas cannot live on 2 ranks" in said[0]
+    assert "--replicas 4 or 6" in said[0]
     assert "Traceback" not in result.stderr
 
 

@@ -311,14 +311,14 @@ def test_bad_samples_may_be_skipped_after_all_without_beginning_anew(tmp_path: P
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("trouble", ["interrupt", "bad"])
 def test_workers_do_not_finish_their_files_for_nothing(tmp_path: Path, trouble: str) -> None:
-    """Each of the two would need 90 seconds for its file, of 120 blocks."""
-    per_file = 120 * 43_690
+    """Each of the two would need 90 seconds for its file, of 120 blocks, of 1 MiB each."""
+    per_file = 120 * 64
     images = Numbered(2 * per_file, block=1, bad=frozenset({per_file + 5} if trouble == "bad" else ()))
-    images.pause = 0.75
+    images.shape, images.pause = (64, 64, 1), 0.75
     wanted: Any = KeyboardInterrupt if trouble == "interrupt" else DataError
     tell = interrupted_after(0) if trouble == "interrupt" else None
     with pytest.raises(wanted):
-        put(images, tmp_path / "out", workers=2, file_bytes=24 * per_file, given_order=True, validation=0.0, progress=tell)
+        put(images, tmp_path / "out", workers=2, file_bytes=4 * 64 * 64 * per_file, given_order=True, validation=0.0, progress=tell)
 
 
 def test_two_packings_do_not_work_in_one_directory(tmp_path: Path) -> None:
