@@ -36,7 +36,10 @@ def leave_code(code: int, environ: Mapping[str, str]) -> None:
     """Tell the process that launched this rank, if one of ours did, that the failure was reported and which exit code it has."""
     if _FAILURE_FILE in environ:
         with suppress(OSError):
-            Path(environ[_FAILURE_FILE]).write_text(str(code), encoding="ascii")
+            path = Path(environ[_FAILURE_FILE])
+            own = path.with_name(f"{path.name}-{os.getpid()}")
+            own.write_text(str(code), encoding="ascii")
+            own.replace(path)  # whole, whenever the launcher of the ranks kills this one
 
 
 def _run(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -62,12 +62,11 @@ def callers(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
     """Calls that launch all kernels between them."""
     x, norm, other = maps(4, 64, 32, 32, dtype=dtype), nn.BatchNorm2d(64), nn.BatchNorm2d(64)
     few = maps(2, 64, 8, 8, dtype=dtype)
-    yield lambda: [back(normalise.normalise(y, norm, relu=True)) for y in (x, few)]
     yield lambda: [back(normalise.normalise_add(y, norm, y * 1, other, relu=True)[0]) for y in (x, few)]
     yield lambda: back(pool.NormReluPool.apply(x, norm.weight, norm.bias, norm, 3, 2, 1, False))
     yield lambda: back(pool.ReluPool.apply(x, maps(64, dtype=dtype), True, 2, 2, 0, False))
     yield lambda: back(response.LocalResponse.apply(x, 5, 1e-4, 0.75, 1.0))
-    yield lambda: [back(Dropout.apply(x, 0.5, KEY, 1, relu)) for relu in (False, True)]
+    yield lambda: back(Dropout.apply(x, 0.5, KEY, 1, True))
     yield lambda: back(join.join([x, x * 1]))
     yield lambda: fork.total([x.detach(), x.detach()])
     yield lambda: bias_relu_backward(x.detach(), x.detach())
@@ -85,11 +84,10 @@ def callers(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
     yield lambda: transpose.gather(weight.flatten(), torch.zeros(5, dtype=torch.int32))
     yield lambda: _updates(dtype)
     yield lambda: stamp.StampClock(CPU).mark(FORWARD)
-    for fold in (0, 2):
-        yield lambda fold=fold: Taker(
-            images=torch.zeros(4, 28, 28, 3, dtype=torch.uint8), labels=labels, order=labels, key=KEY, factor=torch.ones(3),
-            offset=torch.zeros(3), size=(28, 28), pad=4, flip=True, fold=fold, border=fold, kernel=7 if fold else 0,
-        ).take(torch.zeros(1, 2, dtype=torch.int64), KEY, 4, dtype)  # fmt: skip
+    yield lambda: Taker(
+        images=torch.zeros(4, 28, 28, 3, dtype=torch.uint8), labels=labels, order=labels, key=KEY, factor=torch.ones(3),
+        offset=torch.zeros(3), size=(28, 28), pad=4, flip=True, fold=2, border=3, kernel=7,
+    ).take(torch.zeros(1, 2, dtype=torch.int64), KEY, 4, dtype)  # fmt: skip
 
 
 def _updates(dtype: torch.dtype) -> None:
