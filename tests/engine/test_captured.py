@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,35 @@ def test_a_run_that_was_stopped_in_an_epoch_goes_on(small: str, tmp_path: Path, 
     deepex.train(config, SoloCommunicator(), out=run.path, resume=True)
     assert len(laps) == 2
     assert (run.path / "weights.safetensors").read_bytes() == (whole.path / "weights.safetensors").read_bytes()
+
+
+def test_the_host_waits_for_what_it_queued_the_time_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a device that is as far as it says: laps 1 to 12 in groups of 3, and the last group is never waited for."""
+    queued, finished, waits = [0], [0], []
+
+    class Event:
+        def __init__(self) -> None:
+            self._at = 0
+
+        def record(self) -> None:
+            self._at = queued[0]
+
+        def query(self) -> bool:
+            return finished[0] >= self._at
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 0.5
+        waits.append((queued[0], finished[0]))
+        finished[0] += 1
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(time, "sleep", sleep)
+    runner = object.__new__(CapturedRunner)
+    runner._since, runner._stride, runner._nap, runner._queued = 0, 3, 0.5, Event()
+    for lap in range(1, 13):
+        queued[0] = lap
+        runner._keep_pace()
+    assert waits == [(6, 0), (6, 1), (6, 2), (9, 3), (9, 4), (9, 5), (12, 6), (12, 7), (12, 8)]
 
 
 def test_a_network_that_counts_its_calls_is_refused(small: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,9 +98,9 @@ def _place(
 def _arena_slices(config: RunConfig, per_rank: int, *, on_gpu: bool) -> int:
     """How many times the weights a rank holds.
 
-    With gradients and momentum; on a GPU also the gradients that a captured step makes, and in bf16 the weights' twin, both of half
-    the size; for several replicas also what they last agreed and their sum (of 8 bytes where deterministic), and momenta of their
-    own, which wait in host memory.
+    With gradients and momentum; on a GPU also the gradients that a captured step makes (in bf16 of half the size, and as much for
+    the weights' twin where gradients are gathered); for several replicas also what they last agreed and their sum (of 8 bytes where
+    deterministic), and momenta of their own, which wait in host memory.
     """
     own = 4 if on_gpu else 3
     if per_rank == 1:
