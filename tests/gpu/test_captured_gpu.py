@@ -259,6 +259,7 @@ def test_a_launch_has_many_short_steps_but_no_more_than_a_turn(period: int | str
     learner.feed.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*etermin")  # on a GPU, torch warns of what it cannot promise
 def test_a_run_that_was_stopped_in_an_epoch_goes_on(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it stops in the middle of what would be one launch or not, the steps that are left are the same ones."""
     config = _config(make_data(1920), batch=16, epochs=2, precision="bf16", deterministic=True, **{"augment.flip": True})

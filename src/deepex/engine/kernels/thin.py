@@ -64,7 +64,7 @@ def thin_input_forward(
     # 64 × 128 sums are 32 registers for each of 256 threads, of 84 in all: three programs to a multiprocessor, whose stores overlap
     # with the gathering of others. Two rounds of them, so that the weight is loaded seldom, and the last round is a full one.
     tile = 64 if images.dtype == torch.bfloat16 else 32
-    block = _channels(channels, 128 if taps <= 64 else 64)
+    block = _channels(channels)
     num_blocks = triton.cdiv(channels, block)
     each, parts = divide_rows(rows, tile, max(6 * processors(images.device) // num_blocks, 1))
     thin_input_kernel[(parts, num_blocks)](
@@ -85,7 +85,7 @@ def thin_input_forward(
         ROWS=tile,
         CHANNELS=block,
         TAPS=taps,
-        num_warps=_warps(block, taps),
+        num_warps=_warps(block),
     )
     return out
 
@@ -104,7 +104,7 @@ def thin_input_gradients(
     # 64 rows of 128 channels of g and of z are 32 KB, read one tile ahead into registers (64 for each of 256 threads in all): three
     # programs to a multiprocessor have 96 KB in flight, and the fewer they are, the less there is to add up.
     tile = 64 if g.dtype == torch.bfloat16 else 32
-    block = _gradient_channels(channels, taps)
+    block = _channels(channels)
     num_blocks = triton.cdiv(channels, block)
     each, parts = divide_rows(rows, tile, max(3 * processors(g.device) // num_blocks, 1))
     partial = torch.empty(parts * channels * taps, dtype=torch.float32, device=g.device)
@@ -125,7 +125,7 @@ def thin_input_gradients(
         ROWS=tile,
         CHANNELS=block,
         TAPS=taps,
-        num_warps=_warps(block, taps),
+        num_warps=_warps(block),
         num_stages=2,
     )
     area = side * side
@@ -173,7 +173,7 @@ def thin_output_forward(
         TRANSPOSED=transposed,
         BIAS=bias is not None,
         ROWS=64 if x.dtype == torch.bfloat16 else 32,
-        CHANNELS=min(triton.next_power_of_2(channels), 128 if x.dtype == torch.bfloat16 or taps <= 64 else 32),
+        CHANNELS=_channels(channels),
         TAPS=taps,
         num_warps=4,
         num_stages=2,
@@ -202,7 +202,7 @@ def thin_output_gradients(
     # 32 × 128 in 8 warps are 16 registers for each of dx and its sums, of 110 in all: two programs to a multiprocessor, with two
     # tiles of 8 KB of x under way each; as much is being written.
     tile = 32 if x.dtype == torch.bfloat16 else 16
-    block = _gradient_channels(channels, taps)
+    block = _channels(channels)
     num_blocks = triton.cdiv(channels, block)
     each, parts = divide_rows(rows, tile, max(2 * processors(x.device) // num_blocks, 1))
     size = channels * taps + taps + channels
@@ -273,19 +273,14 @@ def _padded(taps: int) -> int:
     return max(16, int(triton.next_power_of_2(taps + 1)))
 
 
-def _channels(channels: int, most: int) -> int:
+def _channels(channels: int) -> int:
     """Channels of a program: a power of two, and 16 or more, as the tensor cores want; those that are not there are masked."""
-    return max(16, min(int(triton.next_power_of_2(channels)), most))
+    return max(16, min(int(triton.next_power_of_2(channels)), 128))
 
 
-def _gradient_channels(channels: int, taps: int) -> int:
-    """Channels of a program: channels × taps of float32 sums take no more than 32 registers of 256 threads."""
-    return _channels(channels, min(128, 8192 // taps))
-
-
-def _warps(block: int, taps: int) -> int:
+def _warps(block: int) -> int:
     """Half as many for a small product, which has nothing for the others to do."""
-    return 4 if block <= 32 and taps <= 64 else 8
+    return 4 if block <= 32 else 8
 
 
 def _margin(images: torch.Tensor, side: int, padding: int | None) -> int:
