@@ -59,12 +59,19 @@ def test_fixed_point_does_not_depend_on_the_order() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e8])
 def test_fixed_point_refuses_what_it_cannot_hold(value: float) -> None:
-    arena = torch.zeros(10)
+    """Whichever turn has it, and before others are told."""
+    arena, solo = torch.zeros(10), SoloCommunicator()
     agreement = make(FixedPoint, arena)
-    agreement.begin()
-    arena[5] = value
-    with pytest.raises(FailureError, match="deterministic sums cannot hold"):
-        agreement.add(1.0)
+    for one in (0.0, value, 1.0):
+        agreement.begin()
+        arena[5] = one
+        agreement.add(0.25)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SoloCommunicator, "sum", lambda *_: pytest.fail("summed"))
+        with pytest.raises(FailureError, match="deterministic sums cannot hold"):
+            agreement.reach(solo, 0.0)
+    agreement.start()
+    agreement.reach(solo, 0.0)
 
 
 def test_in_place_weights_and_sums_where_it_lies() -> None:

@@ -150,33 +150,37 @@ class FixedPoint(_Turns):
         super().__init__(agreed, own=own, request=request)
         self._last = torch.empty_like(own)
         self._total = zeros(agreed.numel(), torch.int64, agreed.device)
+        self._largest = torch.zeros((), dtype=agreed.dtype, device=agreed.device)
 
     @override
     def start(self) -> None:
         self._last.copy_(self._own)
         self._total.zero_()
+        self._largest.zero_()
         self._fresh = True
 
     @override
     def add(self, share: float) -> None:
         if share == 0:
             return
-        if not bool(self._agreed.abs().amax() < _LIMIT):
-            raise FailureError(
-                f"a weight is not a number or larger than {_LIMIT:.0f}, which deterministic sums cannot hold: "
-                "lower optim.rate, or set deterministic=false"
-            )
+        torch.maximum(self._largest, self._agreed.abs().amax(), out=self._largest)  # NaN stays
         for values, total in zip(self._agreed.split(_CHUNK), self._total.split(_CHUNK), strict=True):
             total.add_(values.double().mul_(share).mul_(2.0**_FRACTION_BITS).round_().to(torch.int64))
 
     @override
     def reach(self, comm: Communicator, request: float) -> None:
+        if not bool(self._largest < _LIMIT):  # waits for a GPU: once per sync, not in every turn
+            raise FailureError(
+                f"a weight is not a number or larger than {_LIMIT:.0f}, which deterministic sums cannot hold: "
+                "lower optim.rate, or set deterministic=false"
+            )
         self._ask(self._total, round(request * 2.0**_FRACTION_BITS))
         comm.sum(self._total)
         for values, total in zip(self._agreed.split(_CHUNK), self._total.split(_CHUNK), strict=True):
             values.copy_(total.double().mul_(2.0**-_FRACTION_BITS))
         self._last.copy_(self._own)
         self._total.zero_()
+        self._largest.zero_()
         self._fresh = True
 
     @property
