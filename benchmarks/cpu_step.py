@@ -26,7 +26,7 @@ from deepex.engine.objective import make_objective
 from deepex.errors import ConfigError
 from deepex.machine.cache import keep_compiled
 from deepex.recipes.job import decide_layout, make_job
-from one_rank import fused_sgd, standardised
+from one_rank import bare_steps, fused_sgd, standardised
 
 BATCH, WITHOUT = 32, "without oneDNN"
 NETS: dict[str, dict[str, Any]] = {  # and how many steps are timed at once
@@ -130,17 +130,13 @@ def bare_loop(config: RunConfig) -> Contestant:
     network = job.network.to(memory_format=order).train()
     optimiser = fused_sgd(network, config)
 
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        images = inputs.index_select(0, batch)
+        return objective.loss(network(images), images, labels[batch])
+
     def epoch() -> float:
         began = perf_counter()
-        total = torch.zeros(())
-        for batch in torch.randperm(count).split(config.batch):
-            optimiser.zero_grad(set_to_none=True)
-            images = inputs.index_select(0, batch)
-            loss = objective.loss(network(images), images, labels[batch])
-            loss.backward()
-            optimiser.step()
-            total += loss.detach() * len(batch)
-        total.item()
+        bare_steps(torch.randperm(count).split(config.batch), optimiser, loss_of)
         return perf_counter() - began
 
     return epoch

@@ -12,7 +12,7 @@ of its own calls, counted and timed alone.
 
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -59,22 +59,35 @@ def bare_loop(config: RunConfig, count: int, order: torch.memory_format) -> Call
     optimiser = fused_sgd(network, config)
     state = {"epoch": 0}
 
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(network(inputs.index_select(0, batch)), labels[batch])
+
     def epoch() -> float:
         began = perf_counter()
         keys = {"seed": config.seed, "epoch": state["epoch"], "sample_bytes": job.dataset.manifest.sample_bytes}
         order = torch.from_numpy(epoch_order(shards.bounds(0), job.dataset.part("train").bounds, replica=0, **keys))
         state["epoch"] += 1
-        total = torch.zeros(())
-        for batch in order[:count].split(config.batch):
-            optimiser.zero_grad(set_to_none=True)
-            loss = functional.cross_entropy(network(inputs.index_select(0, batch)), labels[batch])
-            loss.backward()
-            optimiser.step()
-            total += loss.detach() * len(batch)
-        total.item()
+        batches = order[:count].split(config.batch)
+        bare_steps(
+            batches, optimiser, lambda batch: functional.cross_entropy(network(inputs.index_select(0, batch)), labels[batch])
+        )
         return perf_counter() - began
 
     return epoch
+
+
+def bare_steps(
+    batches: Sequence[torch.Tensor], optimiser: torch.optim.Optimizer, loss_of: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """A step of plain PyTorch for each batch; the loss is summed on the device and read at the end."""
+    total = torch.zeros(())
+    for batch in batches:
+        optimiser.zero_grad(set_to_none=True)
+        loss = loss_of(batch)
+        loss.backward()
+        optimiser.step()
+        total += loss.detach() * len(batch)
+    total.item()
 
 
 def deepex_epochs(config: RunConfig, clock: PhaseClock) -> tuple[Callable[[], float], nn.Module]:

@@ -83,6 +83,20 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert launch(2, [sys.executable, str(path), "dies"], rank_environ()) not in (0, 1, 2)
 
 
+def test_a_rank_that_is_killed_while_it_reports_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks may have reported before, and the launcher reads what is there."""
+    environ = {module._FAILURE_FILE: str(tmp_path / "code")}
+    module.leave_code(2, environ)
+
+    def killed(path: Path, _text: str, encoding: str) -> None:
+        path.open("w", encoding=encoding).close()
+        raise OSError("killed")
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    module.leave_code(3, environ)
+    assert (tmp_path / "code").read_text() == "2"
+
+
 # Signals
 
 LAUNCHING = """

@@ -1,8 +1,6 @@
 """The kernels of captured steps, run one by one on a CPU (Triton interprets them), against the eager runner. Graphs: tests/gpu."""
 
 import math
-import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +25,7 @@ from deepex.engine.learner import Learner
 from deepex.errors import ConfigError
 from deepex.recipes.job import make_job
 from deepex.record.clock import NoClock
+from tests.engine.stops import stop_after_laps
 
 MakeData = Callable[[int], Path]
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted here: see tests/gpu")
@@ -161,18 +160,10 @@ def test_buffers_that_a_network_replaces(small: str, monkeypatch: pytest.MonkeyP
 def test_a_run_that_was_stopped_in_an_epoch_goes_on(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {"augment.flip": True, "augment.pad": 1, "optim.schedule": "cosine"}
     config = _config(small, epochs=1, step="eager", **drawn)  # eager: what `_capture` replaces
-    laps, keep_pace = [], CapturedRunner._keep_pace
-
-    def counted(self: CapturedRunner) -> None:
-        laps.append(1)
-        if len(laps) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        keep_pace(self)
-
     _capture(monkeypatch)
     whole = deepex.train(config, SoloCommunicator(), out=tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(CapturedRunner, "_keep_pace", counted)
+        laps = stop_after_laps(patch, 2)
         run = deepex.train(config, SoloCommunicator(), out=tmp_path / "cut")
     assert checkpoints.newest(run.checkpoints).position.step == 2
     deepex.train(config, SoloCommunicator(), out=run.path, resume=True)

@@ -263,7 +263,7 @@ def _exactly(stream: IO[bytes], offsets: NDArray[np.int64], number: int) -> byte
 
 
 def _opened(path: Path) -> IO[bytes]:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value] # gzip's is no IO to mypy
 
 
 def _whole(path: Path) -> bytes:
