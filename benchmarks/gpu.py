@@ -322,16 +322,23 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="only print the table of the records that there are")
     parser.add_argument("--here", action="store_true", help="in this process; else each workload has its own")
     options = parser.parse_args()
-    peers = [name for name in options.peers.split(",") if name]
-    chosen = [workload for workload, _ in WORKLOADS if workload.name in options.only.split(",") and not options.show]
-    for workload in chosen:
+    peers, only = ([name for name in words.split(",") if name] for words in (options.peers, options.only))
+    if unknown := [*set(only).difference(names), *set(peers).difference(PEERS)]:
+        parser.error(f"there is no {', no '.join(unknown)}; workloads: {', '.join(names)}; peers: {', '.join(PEERS)}")
+    if not (options.show or torch.cuda.is_available()):
+        parser.error("there is no GPU here: `deepex doctor` tells what torch sees; --show prints the table of the records")
+    failed = []
+    for workload in [workload for workload, _ in WORKLOADS if workload.name in only and not options.show]:
         if options.here:
             measure(workload, peers, options.repeats, keep=options.keep)
         else:
             words = [sys.executable, __file__, "--here", "--only", workload.name, "--peers", options.peers]
-            subprocess.run([*words, "--repeats", str(options.repeats), *["--keep"] * options.keep], check=False)
+            done = subprocess.run([*words, "--repeats", str(options.repeats), *["--keep"] * options.keep], check=False)
+            failed += [workload.name] if done.returncode else []
     if not options.here:
         show(RECORDS if options.keep or options.show else Path("runs") / "benchmarks" / "gpu", keep=options.keep)
+    if failed:
+        sys.exit(f"not measured, see above: {', '.join(failed)}; what the table has of them is from an earlier run")
 
 
 if __name__ == "__main__":
