@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -209,6 +210,12 @@ def main(kind: str, size: int | None) -> None:
     if comm.rank == 0:
         print(json.dumps({"kind": kind, "size": comm.size, "checks": report}))
     comm.close()
+    assert not _gloo_threads()  # one that still works while Python ends would abort the process
+
+
+def _gloo_threads() -> list[str]:
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
 
 
 if __name__ == "__main__":

@@ -94,6 +94,9 @@ class DistributedCommunicator(Communicator):
             dist.destroy_process_group()
         elif self._group is not dist.group.WORLD:
             dist.destroy_process_group(self._group)
+        # The last reference: gloo joins its threads here. One that lets go of its last tensor only after Python has begun to
+        # end would abort a run that is done (terminate called without an active exception).
+        self._group = None
 
 
 def _tcp_store(host: str, port: int, size: int, **options: Any) -> Any:
