@@ -341,6 +341,16 @@ def _more(config: RunConfig, **keys: object) -> RunConfig:
     return RunConfig(**{**config.__dict__, "epochs": 2, **keys})
 
 
+def test_a_resumed_run_keeps_its_choices_and_their_reasons(trained: tuple[RunConfig, Path]) -> None:
+    """What was left to us is not taken for what was asked for: it might be another machine's the next time."""
+    config, path = trained
+    before = RunDirectory(path).state
+    run = deepex.train(_more(_config_of(path)), SoloCommunicator(), out=path, resume=True)
+    assert run.config["step"] == config.step == "auto"
+    assert [run.state[key] for key in ("step", "layout")] == [before[key] for key in ("step", "layout")]
+    assert "asked for" not in (run.state["step"]["reason"], run.state["layout"]["reason"])
+
+
 def test_a_truncated_checkpoint_is_named(trained: tuple[RunConfig, Path]) -> None:
     config, run = trained
     path = next((run / "checkpoints").glob("*.safetensors"))

@@ -82,6 +82,26 @@ def test_a_deterministic_run_does_not_depend_on_a_timing(monkeypatch: pytest.Mon
     assert runner.choice.kind == "eager"
 
 
+def test_a_run_that_goes_on_keeps_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = _arena(nn.Linear(4, 2))
+    monkeypatch.setattr(choose, "_captured", lambda *_: ("captured", None))
+    short, long = _step(1e-6), _step(1.0)
+    runner, _ = choose.make_runner(_parts(arena), long, steps=1000, begun="eager")
+    assert (runner.choice.kind, runner.choice.reason.partition(":")[0]) == ("eager", "as the run began")
+    assert choose.make_runner(_parts(arena), short, steps=10, begun="captured") == ("captured", None)
+    assert choose.make_runner(_parts(arena, step="captured"), short, steps=10, begun="eager") == ("captured", None)
+    runner, _ = choose.make_runner(_parts(arena, step="eager"), long, steps=1000, begun="captured")
+    assert runner.choice.reason == "asked for"
+
+
+def test_where_a_run_goes_on_a_failing_capture_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be another GPU, or less of it may be free."""
+    arena = _arena(nn.Linear(4, 2))
+    monkeypatch.setattr(choose, "_captured", _failing(arena, RuntimeError("out of memory")))
+    runner, _ = choose.make_runner(_parts(arena), _step(1.0), steps=10, begun="captured")
+    assert "out of memory" in runner.choice.reason
+
+
 def test_a_trial_leaves_a_network_that_replaces_its_buffers_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     network = _Replacing()

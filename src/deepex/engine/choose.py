@@ -19,16 +19,22 @@ from deepex.record.clock import DeviceClock, Event, HostClock, PhaseClock
 _CAPTURE_SECONDS: Final = 20.0
 
 
-def make_runner(parts: Parts, step: EagerStep, *, steps: int, clock: PhaseClock | None = None) -> tuple[Runner, PhaseClock]:
-    """The runner that `step` of the configuration asks for, and its phase clock. `steps`: how many the run has on this rank."""
+def make_runner(
+    parts: Parts, step: EagerStep, *, steps: int, begun: str = "", clock: PhaseClock | None = None
+) -> tuple[Runner, PhaseClock]:
+    """The runner that `step` of the configuration asks for, and its phase clock.
+
+    `steps`: how many the run has on this rank. `begun`: what `auto` has chosen for the run before, if it goes on; it stays so.
+    """
     asked, device = parts.config.step, parts.arena.memory.device
+    chosen = asked if asked != "auto" else begun or "auto"
     if asked == "captured" and device.type != "cuda":
         raise ConfigError("step is captured, but the device is a CPU: only a GPU can replay a step; set step=auto")
-    if asked == "compiled":
+    if chosen == "compiled":
         choice = compile_step(parts.network, step, parts.arena.take_back_buffers, batch=parts.samples.shards.batch)
         return _one_by_one(parts, step, clock, choice)
-    if asked in ("auto", "captured") and device.type == "cuda":
-        timed = asked == "auto" and not parts.config.deterministic  # what was timed may decide otherwise next time
+    if chosen in ("auto", "captured") and device.type == "cuda":
+        timed = chosen == "auto" and not parts.config.deterministic  # what was timed may decide otherwise next time
         short = _too_short(parts, step, steps) if timed else None
         if short is None:
             try:
@@ -40,8 +46,8 @@ def make_runner(parts: Parts, step: EagerStep, *, steps: int, clock: PhaseClock 
                 parts.arena.take_back_buffers()
                 short = f"capturing it failed ({type(error).__name__}: {_first_line(error)})"
         return _eager(parts, step, clock, f"{short}: PyTorch's operators one by one")
-    reason = "asked for" if asked == "eager" else "a CPU: PyTorch's operators one by one"
-    return _eager(parts, step, clock, reason)
+    why = "a CPU" if device.type == "cpu" else "as the run began"
+    return _eager(parts, step, clock, "asked for" if asked == "eager" else f"{why}: PyTorch's operators one by one")
 
 
 def _eager(parts: Parts, step: EagerStep, clock: PhaseClock | None, reason: str) -> tuple[Runner, PhaseClock]:

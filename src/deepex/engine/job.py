@@ -16,7 +16,10 @@ Dataset = PackedDataset | Hdf5Dataset
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A network, initialised; a dataset, opened; a device; and how `replicas` share them."""
+    """A network, initialised; a dataset, opened; a device; and how `replicas` share them.
+
+    `begun`: how the steps of a run that goes on were run before; empty if it does not matter.
+    """
 
     config: RunConfig
     network: nn.Module
@@ -25,6 +28,7 @@ class Job:
     placement: Placement
     replicas: int
     channels_last: bool
+    begun: str = ""
 
     @property
     def shards(self) -> Shards:

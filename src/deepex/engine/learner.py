@@ -80,7 +80,7 @@ class Learner:
             turn_steps=max(stop - start for start, stop in segments(self._rule, 0, self._shards.steps)),
         )
         steps = config.epochs * self._shards.steps * per_rank
-        self.runner, self.clock = make_runner(parts, self.step, steps=steps, clock=clock)
+        self.runner, self.clock = make_runner(parts, self.step, steps=steps, begun=job.begun, clock=clock)
         self._agreement = self._make_agreement()
         self.plan: list[tuple[int, int]] = []
         self.rate = 0.0

@@ -73,6 +73,8 @@ def _train(
     if resume:
         config = _as_begun(config, RunDirectory(path))
     job = together(comm, lambda: make_job(config, comm))
+    if resume:
+        job = dataclasses.replace(job, begun=_step_begun(job, RunDirectory(path)))
     together(comm, lambda: _check_dataset(path, job, checkpoint) if resume else None)
     together(comm, lambda: _verify(job, comm))
     job = agree_on_placement(job, comm)
@@ -80,10 +82,12 @@ def _train(
         1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size)
     )
     with _settings(config, job, threads) as heap:
+        run = RunDirectory(path)
         job, layout_reason = decide_layout(job, comm)
+        if resume and (begun := run.state.get("layout", {})).get("kind") == job.config.layout:
+            layout_reason = begun["reason"]
         state = choices(job, comm, comm_reason=reason, layout_reason=layout_reason, threads=threads) | {"heap": heap}
         machines = [m for m in comm.gather(describe(path.parent, os.environ) if comm.place.local_rank == 0 else None) if m]
-        run = RunDirectory(path)
         if not resume:
             together(comm, lambda: _hold(path, held, comm))
             together(comm, lambda: _create(path, job, state, machines, comm))
@@ -145,12 +149,15 @@ def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.C
 
 
 def _as_begun(config: RunConfig, run: RunDirectory) -> RunConfig:
-    """Take what is left to us as the run has it: replicas; layout and step, which a trial might choose differently this time."""
+    """Take what is left to us as the run has it: replicas, and the layout, which a trial might choose differently this time."""
     replicas = config.replicas or run.state["replicas"]
     layout = run.config["layout"] if config.layout == "auto" else config.layout
-    begun, same = run.state.get("step", {}).get("kind"), run.state.get("device") == pick_device(config.device, 0).type
-    step = begun if config.step == "auto" and begun and same else config.step
-    return dataclasses.replace(config, replicas=replicas, layout=layout, step=step)
+    return dataclasses.replace(config, replicas=replicas, layout=layout)
+
+
+def _step_begun(job: Job, run: RunDirectory) -> str:
+    """How the run's steps were run before, if on such a device."""
+    return str(run.state.get("step", {}).get("kind", "")) if run.state.get("device") == job.device.type else ""
 
 
 def _check_epochs(path: Path, config: RunConfig, checkpoint: checkpoints.Checkpoint | None) -> None:
