@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -36,14 +36,18 @@ def by_pillow(plane: NDArray[np.generic], geometry: Geometry) -> NDArray[np.floa
 
 @given(cases(), st.sampled_from([1, 3]), st.integers(0, 2**32 - 1))
 @settings(max_examples=150, deadline=None)
-def test_bytes_are_those_of_pillow_to_one_level(case: tuple[int, int, Geometry], channels: int, seed: int) -> None:
+@example((10, 48, Geometry(resize=(53, 52))), 3, 52)  # of a pixel that is exactly 82 we make 81, and Pillow 83
+def test_bytes_are_exact_to_one_level(case: tuple[int, int, Geometry], channels: int, seed: int) -> None:
     height, width, geometry = case
     image = np.random.default_rng(seed).integers(0, 256, (height, width, channels)).astype(np.uint8)
     made = geometry.apply(image)
     assert made.dtype == np.uint8
     assert made.shape == (*geometry.size(height, width), channels)
     for channel in range(channels):
-        assert np.abs(made[..., channel] - by_pillow(image[..., channel], geometry)).max() <= 1
+        exact = by_pillow(image[..., channel].astype(np.float32), geometry)
+        # A half for each rounding; in each of two passes weights of 15 bits, of which those of most weight are two.
+        assert np.abs(made[..., channel] - exact).max() <= 1 + 2 * 2 * 255 / 2**15
+        assert np.abs(made[..., channel] - by_pillow(image[..., channel], geometry)).max() <= 2
 
 
 @given(cases(), st.sampled_from([1, 3]), st.integers(0, 2**32 - 1))
