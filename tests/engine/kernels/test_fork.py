@@ -40,7 +40,8 @@ def test_the_total_of_gradients(shape: tuple[int, ...], kinds: list[str], dtype:
     assert out.is_contiguous(memory_format=torch.channels_last)
     expected = torch.stack([g.double() for g in there]).sum(0)
     least = sum(float(g.double().norm()) for g in there)  # they may cancel, their rounding does not
-    assert distance(out, expected, least=least) < (1e-6 if dtype == torch.float32 else 4e-3)
+    rounding = 2**-8 if DEVICE == "cuda" else 2**-7  # of bf16; the interpreter cuts off what a GPU rounds
+    assert distance(out, expected, least=least) < 1e-6 + (0 if dtype == torch.float32 else rounding)
 
 
 def test_bf16_is_rounded_once() -> None:

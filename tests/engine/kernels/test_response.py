@@ -4,17 +4,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from deepex.engine.kernels.response import LocalResponse
 from deepex.nets import response
-from tests.engine.kernels.conftest import DEVICE
+from tests.engine.kernels.conftest import DEVICE, distance
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-
-
-def error(out: Tensor, reference: Tensor) -> float:
-    return float((out.detach().double().cpu() - reference.detach()).norm() / reference.detach().norm())
 
 
 def check(shape: tuple[int, ...], size: int, constants: tuple[float, float, float], dtype: torch.dtype) -> None:
@@ -28,8 +23,9 @@ def check(shape: tuple[int, ...], size: int, constants: tuple[float, float, floa
     y = LocalResponse.apply(ours, size, alpha, beta, k)
     y.backward(g.to(DEVICE))
     assert y.dtype == ours.grad.dtype == dtype
-    assert error(y, expected) < BOUND[dtype]
-    assert error(ours.grad, exact.grad) < BOUND[dtype]
+    assert distance(y.detach(), expected.detach()) < BOUND[dtype]
+    through = float((g.double() * expected / exact).detach().norm())  # a part of the gradient, which the rest may cancel
+    assert distance(ours.grad, exact.grad, least=through) < BOUND[dtype]
 
 
 @settings(max_examples=12)
@@ -40,6 +36,7 @@ def check(shape: tuple[int, ...], size: int, constants: tuple[float, float, floa
     st.sampled_from([torch.float32, torch.bfloat16]),
 )
 @example((2, 96, 5, 7), 5, (1e-4, 0.75, 2.0), torch.bfloat16)
+@example((1, 1, 1, 1), 6, (5.0, 1.0, 2.0), torch.float32)  # a gradient that nearly vanishes
 def test_response_and_its_gradient(
     shape: tuple[int, ...], size: int, constants: tuple[float, float, float], dtype: torch.dtype
 ) -> None:
@@ -54,4 +51,4 @@ def test_windows_of_even_sizes_lean_to_lower_channels_and_back(size: int) -> Non
 def test_other_orders_of_memory_are_taken() -> None:
     x = torch.randn(2, 6, 3, 4, device=DEVICE)
     y = LocalResponse.apply(x, 5, 1.0, 0.75, 1.0)
-    assert error(y, response.LocalResponse(5, alpha=1.0)(x.double().cpu())) < 1e-5
+    assert distance(y, response.LocalResponse(5, alpha=1.0)(x.double().cpu())) < 1e-5
