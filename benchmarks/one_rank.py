@@ -67,10 +67,7 @@ def bare_loop(config: RunConfig, count: int, order: torch.memory_format) -> Call
         keys = {"seed": config.seed, "epoch": state["epoch"], "sample_bytes": job.dataset.manifest.sample_bytes}
         order = torch.from_numpy(epoch_order(shards.bounds(0), job.dataset.part("train").bounds, replica=0, **keys))
         state["epoch"] += 1
-        batches = order[:count].split(config.batch)
-        bare_steps(
-            batches, optimiser, lambda batch: functional.cross_entropy(network(inputs.index_select(0, batch)), labels[batch])
-        )
+        bare_steps(order[:count].split(config.batch), optimiser, loss_of)
         return perf_counter() - began
 
     return epoch

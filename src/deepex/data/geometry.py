@@ -11,7 +11,8 @@
 
 The filter is bilinear with antialiasing: a triangle as wide as the source pixels that fall on an output pixel, the same as Pillow's
 BILINEAR. Bytes are rounded between the passes over rows and columns and after them, here and by Pillow: they are off the exact
-value by 1 at most, and differ from Pillow's where a sum is near a half. Only what the crop needs is computed.
+value by little more than 1 at most, and differ from Pillow's by 1, rarely 2, where a sum is near a half. Only what the crop needs
+is computed.
 """
 
 import math

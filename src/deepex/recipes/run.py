@@ -67,14 +67,15 @@ def train(
 def _train(
     config: RunConfig, comm: Communicator, path: Path, held: ExitStack, *, reason: str, resume: bool, watcher: Watcher
 ) -> RunDirectory:
+    run = RunDirectory(path)
     if resume:
         together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))
     checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
     if resume:
-        config = _as_begun(config, RunDirectory(path))
+        config = _as_begun(config, run)
     job = together(comm, lambda: make_job(config, comm))
     if resume:
-        job = dataclasses.replace(job, begun=_step_begun(job, RunDirectory(path)))
+        job = dataclasses.replace(job, begun=_step_begun(job, run))
     together(comm, lambda: _check_dataset(path, job, checkpoint) if resume else None)
     together(comm, lambda: _verify(job, comm))
     job = agree_on_placement(job, comm)
@@ -82,7 +83,6 @@ def _train(
         1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size)
     )
     with _settings(config, job, threads) as heap:
-        run = RunDirectory(path)
         job, layout_reason = decide_layout(job, comm)
         if resume and (begun := run.state.get("layout", {})).get("kind") == job.config.layout:
             layout_reason = begun["reason"]

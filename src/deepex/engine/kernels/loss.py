@@ -10,6 +10,7 @@ loss's own gradient in the backward pass, unless that is known to be 1: nothing 
 and a small kernel behind it adds them up in a fixed order.
 """
 
+import functools
 from typing import Any, Final, cast
 
 import torch
@@ -103,14 +104,10 @@ def add_up_kernel(partial, loss_out, tally_out, num_parts, loss_scale, tally_sca
     tl.store(tally_out, (tl.sum(tallies, 0) * tally_scale).to(tally_out.dtype.element_ty))
 
 
-_UNITS: Final[dict[torch.device, torch.Tensor]] = {}
-
-
+@functools.cache
 def unit(device: torch.device) -> torch.Tensor:
     """The gradient of a loss that nothing follows. The losses here know it, and do not multiply by it."""
-    if device not in _UNITS:
-        _UNITS[device] = torch.ones((), device=device)
-    return _UNITS[device]
+    return torch.ones((), device=device)
 
 
 class _Loss(torch.autograd.Function):
