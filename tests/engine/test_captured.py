@@ -122,9 +122,12 @@ def test_an_autoencoder_learns_alike(draws: str, small: str, monkeypatch: pytest
         if draws == "torch":
             patch.setattr(parts, "noise_like", lambda x, _key, _salt: torch.randn_like(x))
         eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
+        before = eager.arena.weights.clone()
         found, expected = _train(captured)[-1], _train(eager)[-1]
     assert found == pytest.approx(expected, rel=1e-4 if draws == "torch" else 0.02)
     assert draws == "torch" or found != pytest.approx(expected, rel=1e-7)
+    moved, reference = captured.arena.weights - before, eager.arena.weights - before
+    assert float((moved - reference).norm() / reference.norm()) < (1e-4 if draws == "torch" else 0.5)
 
 
 @pytest.mark.parametrize("method", ["sgd", "lars"])
