@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +66,18 @@ def stopped(whole: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
             _stop_after_syncs(patch, 3 + 2)
             deepex.train(_config_of(run), SoloCommunicator(), out=folder / momentum)
     return {momentum: folder / momentum for momentum in whole}
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The handlers of stop signals, put back after the test."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 OTHERS = {"average": "local", "local": "average"}
@@ -249,6 +261,29 @@ def test_sigterm_to_a_parallel_job_writes_a_checkpoint_and_ends_cleanly(make_dat
     longer = dataclasses.replace(_config_of(run), epochs=position.epoch + 1)
     deepex.train(longer, SoloCommunicator(), out=run, resume=True)
     assert RunDirectory.open(run).state["status"] == "finished"
+
+
+def test_a_rank_that_stops_for_another_outlives_its_own_late_signal(
+    make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handlers: None
+) -> None:
+    """Ranks get their signals one after the other: one may come when the run has ended because of the first."""
+    config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=2, replicas=2, validate="none")
+    monkeypatch.setattr(StopPoll, "stop", lambda _self, _requests: True)
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert run.state["reason"] == "stopped by a signal to another rank"
+    for number in STOP_SIGNALS:
+        os.kill(os.getpid(), number)
+
+
+def test_handlers_are_put_back_after_a_signal_of_our_own(
+    make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handlers: None
+) -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=2, replicas=2, validate="none")
+    _stop_after_syncs(monkeypatch, 1)
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert run.state["status"] == "stopped"
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def _train_apart(config: RunConfig, out: Path) -> multiprocessing.process.BaseProcess:

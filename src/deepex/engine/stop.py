@@ -19,10 +19,15 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Notes stop signals while the `with` block runs, and puts the earlier handlers back. A second SIGINT ends at once."""
+    """Notes stop signals while the `with` block runs, and puts the earlier handlers back. A second SIGINT ends at once.
+
+    `stopped` says that the ranks agreed to stop. Where that was another's signal, ours may still be on its way, for they are sent
+    one after the other: it must not kill a process that has just written its checkpoint, so all of them are ignored from then on.
+    """
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self.stopped = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -32,7 +37,7 @@ class StopSignals:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self.stopped and self.received is None else handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == "SIGINT":

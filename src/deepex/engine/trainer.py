@@ -76,6 +76,7 @@ class Trainer:
         reached, stopped = self._had_reached_target(position), False
         while position.epoch < self._config.epochs and not reached:
             if stopped:
+                self._signals.stopped = True
                 by = self._signals.received or "a signal to another rank"
                 return Outcome(status="stopped", reason=f"stopped by {by}", position=position)
             position, stopped, reached = self._epoch(position)
