@@ -6,13 +6,14 @@
 
 A weight's gradient is needed by the update alone, the input's gradient by everything that follows. So the first goes to a stream of
 its own, where it fills what the other leaves of the GPU, and is given to the lane. Bias and ReLU are part of the same kernel
-forwards, and of one pass backwards.
+forwards, and of one pass backwards; `owned` says that the gradient that comes in is nobody else's: this pass may then write where
+it reads.
 """
 
 import functools
 import operator
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +24,9 @@ from torch.nn import functional
 from deepex.engine.kernels.activation import bias_gradient, bias_relu_backward
 from deepex.engine.kernels.transpose import Turn, gather
 
-_DEPTH: Final = 4  # gradients that may be behind: their inputs stay in memory so long
+# Gradients that may be behind, and bytes of their inputs, which stay in memory so long: large ones fill the GPU by themselves.
+_DEPTH: Final = 4
+_HELD_BYTES: Final = 1 << 29
 
 
 class Lane:
@@ -31,17 +34,30 @@ class Lane:
 
     Who owns the tensors that the work reads: this object, until the current stream has been made to wait for the work; only then
     may the allocator give their memory to others on that stream.
+
+    `settle` is called there before each work, with the leaves to which earlier work has given gradients. Their layers are through:
+    the current stream has all that they do in this step, and the lane waits for it. It may `take` the gradients.
     """
 
     def __init__(self, device: torch.device, *, beside: bool = True) -> None:
         self._stream = torch.cuda.Stream(device) if beside and device.type == "cuda" else None
-        self._pending: deque[tuple[Any, tuple[Any, ...]]] = deque()
+        self._pending: deque[tuple[Any, tuple[torch.Tensor, ...]]] = deque()
         self._gradients: dict[int, torch.Tensor] = {}
+        self._ours: dict[int, torch.Tensor] = {}  # leaves whose gradients were made by the work
+        self._working = False
+        self.settle: Callable[[Sequence[torch.Tensor]], None] = lambda _leaves: None
 
     def give(self, leaf: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add to the gradient of a leaf; its precision may be another than the leaf's."""
         before = self._gradients.get(id(leaf))
         self._gradients[id(leaf)] = gradient if before is None else before + gradient
+        if self._working:
+            self._ours[id(leaf)] = leaf
+
+    def take(self, leaf: torch.Tensor) -> torch.Tensor:
+        """The gradient that work has given to a leaf, which is then no longer here."""
+        del self._ours[id(leaf)]
+        return self._gradients.pop(id(leaf))
 
     def gradient(self, leaf: torch.Tensor, *twins: torch.Tensor) -> torch.Tensor | None:
         """What a leaf was given here and by autograd, each for some of its uses; with what autograd gave its twins."""
@@ -52,21 +68,33 @@ class Lane:
     def clear(self) -> None:
         """Before a step."""
         self._gradients.clear()
+        self._ours.clear()
 
-    def run(self, work: Any, *reads: Any) -> None:
+    def run(self, work: Callable[[], None], *reads: torch.Tensor) -> None:
         """Run `work`, which reads the tensors `reads`."""
         if self._stream is None:
-            work()
+            self._work(work)
             return
         main = torch.cuda.current_stream()
         self._stream.wait_stream(main)
         with torch.cuda.stream(self._stream):
-            work()
+            self._work(work)
             event = torch.cuda.Event()
             event.record(self._stream)
         self._pending.append((event, reads))
-        if len(self._pending) > _DEPTH:
+        while len(self._pending) > 1 and (len(self._pending) > _DEPTH or self._held() > _HELD_BYTES):
             main.wait_event(self._pending.popleft()[0])
+
+    def _work(self, work: Callable[[], None]) -> None:
+        self.settle(list(self._ours.values()))
+        self._working = True
+        try:
+            work()
+        finally:
+            self._working = False
+
+    def _held(self) -> int:
+        return sum(tensor.nbytes for _, reads in self._pending for tensor in reads)
 
     def join(self) -> None:
         """Make the current stream wait for all of it; not for nothing: a capture may not wait for a stream that it never met."""
@@ -139,9 +167,10 @@ def convolve(
     relu: bool,
     lane: Lane,
     reorder: Reorder | None = None,
+    owned: bool = False,
 ) -> torch.Tensor:
     """A convolution, with bias and ReLU where there are any; the lane is given the gradients of weight and bias."""
-    y: torch.Tensor = _Convolve.apply(x, weight, bias, geometry, relu, lane, reorder)
+    y: torch.Tensor = _Convolve.apply(x, weight, bias, geometry, relu, lane, reorder, owned)
     return y
 
 
@@ -154,16 +183,17 @@ def dense(
     lane: Lane,
     reorder: Turn | None = None,
     bias_reorder: Turn | None = None,
+    owned: bool = False,
 ) -> torch.Tensor:
     """A dense layer, with bias and ReLU where there are any; the lane is given the gradients of weight and bias."""
-    y: torch.Tensor = _Dense.apply(x, weight, bias, relu, lane, reorder, bias_reorder)
+    y: torch.Tensor = _Dense.apply(x, weight, bias, relu, lane, reorder, bias_reorder, owned)
     return y
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
-        geometry, relu, _, reorder = how
+        geometry, relu, _, reorder, _ = how
         arranged = weight if reorder is None else reorder(weight)
         if relu and bias is not None and x.is_cuda:
             y = torch.cudnn_convolution_relu(
@@ -179,20 +209,20 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
-        x, arranged, z = ctx.saved_tensors
-        geometry, _, lane, reorder = ctx.how
-        g = _behind(g, z, ctx.bias, lane).contiguous(memory_format=torch.channels_last)
+        geometry, _, lane, reorder, owned = ctx.how
+        x, arranged, g = _behind(ctx, g, lane, owned=owned)
+        g = g.contiguous(memory_format=torch.channels_last)
         shape = (None, geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups)
         back = torch.ops.aten.convolution_backward
         _aside(lane, ctx.weight, reorder, lambda: back(g, x, arranged, *shape, (False, True, False))[1], g, x)
         dx = back(g, x, arranged, *shape, (True, False, False))[0] if ctx.needs_input_grad[0] else None
-        return dx, None, None, None, None, None, None
+        return dx, *[None] * 7
 
 
 class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
-        relu, _, reorder, bias_reorder = how
+        relu, _, reorder, bias_reorder, _ = how
         arranged = weight if reorder is None else reorder(weight)
         shift = bias if bias is None or bias_reorder is None else bias_reorder(bias)
         if relu and shift is not None and x.is_cuda:
@@ -207,11 +237,11 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
-        x, arranged, z = ctx.saved_tensors
-        _, lane, reorder, bias_reorder = ctx.how
-        g = _behind(g, z, ctx.bias, lane, bias_reorder).contiguous()
+        _, lane, reorder, bias_reorder, owned = ctx.how
+        x, arranged, g = _behind(ctx, g, lane, bias_reorder, owned=owned)
+        g = g.contiguous()
         _aside(lane, ctx.weight, reorder, lambda: g.t() @ x, g, x)
-        return g @ arranged if ctx.needs_input_grad[0] else None, *[None] * 6
+        return g @ arranged if ctx.needs_input_grad[0] else None, *[None] * 7
 
 
 def _aside(
@@ -228,17 +258,22 @@ def _aside(
 
 
 def _behind(
-    g: torch.Tensor, z: torch.Tensor | None, bias: torch.Tensor | None, lane: Lane, reorder: Turn | None = None
-) -> torch.Tensor:
-    """The gradient behind the ReLU, if there is one; that of the bias goes to the lane."""
-    wanted = bias is not None and bias.requires_grad
+    ctx: Any, g: torch.Tensor, lane: Lane, reorder: Turn | None = None, *, owned: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Input, arranged weight, and the gradient behind the ReLU, if there is one; that of the bias goes to the lane.
+
+    What the ReLU gave is not needed any longer: its memory is free for what follows.
+    """
+    x, arranged, z = ctx.saved_tensors
+    ctx.maybe_clear_saved_tensors()
+    wanted = ctx.bias is not None and ctx.bias.requires_grad
     if z is not None:
-        g, bias_grad = bias_relu_backward(g, z)
+        g, bias_grad = bias_relu_backward(g, z, owned=owned)
     elif wanted:
         bias_grad = bias_gradient(g)
-    if wanted and bias is not None:
-        lane.give(bias, bias_grad if reorder is None else reorder.back(bias_grad, bias))
-    return g
+    if wanted:
+        lane.give(ctx.bias, bias_grad if reorder is None else reorder.back(bias_grad, ctx.bias))
+    return x, arranged, g
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ The network's forward pass is traced into a graph of its modules (trace.py), in 
 import operator
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -82,6 +82,7 @@ class _Work:
         self._noises()
         self._concatenations()
         self._forks()
+        self._own()
         self._graph.lint()
         self._module.recompile()
         return Fused(self._module, self._found, self._norms, self._fold)
@@ -227,6 +228,23 @@ class _Work:
                 maps.add(place)
                 user.replace_input_with(node, place)
             self._found["fork"] += 1
+
+    def _own(self) -> None:
+        """Tell modules what is theirs alone, so that they may write there."""
+        for node in self._graph.nodes:
+            module = self._made(node)
+            if isinstance(module, parts.Normed):
+                module.owned = self._is_left(node, 0)
+            elif isinstance(module, parts.Joined):
+                module.owned = (self._is_left(node, 0), self._is_left(node, 1))
+            elif isinstance(module, parts.Convolution | parts.DenseMaps) and len(node.users) == 1:
+                module.owned = parts.makes_new_gradient(self._made(next(iter(node.users))))
+
+    def _is_left(self, node: fx.Node, place: int) -> bool:
+        """Whether an input of a node is used there alone, and not needed by what made it."""
+        source = node.args[place]
+        lone = isinstance(source, fx.Node) and len(source.users) == 1 and node.args.count(source) == 1
+        return lone and parts.leaves_output(self._made(cast("fx.Node", source)))
 
     def _is_map(self, node: fx.Node, maps: set[fx.Node]) -> bool:
         """Whether a node makes a map in memory of its own, or is one of the pair that a Joined gives."""

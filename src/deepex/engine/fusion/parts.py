@@ -1,6 +1,9 @@
 """The modules that stand in a network's graph for chains of its own.
 
 They hold the user's modules in tuples, so that these stay where they are: in the user's network.
+
+`owned` of some: whether a map that comes in, or the gradient of the one that goes out, is nobody else's. The backward
+pass then writes where it reads, and a step needs less memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,9 +47,10 @@ class Normed(nn.Module):
     def __init__(self, norm: nn.BatchNorm2d, *, relu: bool) -> None:
         super().__init__()
         self._norm, self._relu = (norm,), relu
+        self.owned = False  # y
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:
-        return normalise(y, self._norm[0], relu=self._relu)
+        return normalise(y, self._norm[0], relu=self._relu, owned=self.owned)
 
 
 class Joined(nn.Module):
@@ -56,11 +60,12 @@ class Joined(nn.Module):
         super().__init__()
         assert norm is not None
         self._norms, self._relu = (norm, other), relu
+        self.owned = (False, False)  # both inputs
 
     def forward(self, y: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         norm, other_norm = self._norms
         if y.shape == other.shape:
-            return normalise_add(y, norm, other, other_norm, relu=self._relu)
+            return normalise_add(y, norm, other, other_norm, relu=self._relu, owned=self.owned)
         total = normalise(y, norm, relu=False) + (other if other_norm is None else normalise(other, other_norm, relu=False))
         total = total.relu() if self._relu else total
         return total, total
@@ -118,6 +123,7 @@ class Convolution(nn.Module):
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
         self._relu, self._lane = relu, means.lane
+        self.owned = False  # the output's gradient
         self._reorder: Reorder | None = None
         self._other: tuple[Any, ...] = ()
         transposed = isinstance(module, nn.ConvTranspose2d)
@@ -135,7 +141,13 @@ class Convolution(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = _last(x.to(self._weight.dtype))
         if not self._other:
-            return convolve(x, self._weight, self._bias, self._geometry, relu=self._relu, lane=self._lane, reorder=self._reorder)
+            return convolve(
+                *(x, self._weight, self._bias, self._geometry),
+                relu=self._relu,
+                lane=self._lane,
+                reorder=self._reorder,
+                owned=self.owned,
+            )
         module = self._other[0]
         y = functional.conv_transpose2d(
             x, self._weight, self._bias, module.stride, module.padding, module.output_padding, module.groups, module.dilation
@@ -228,6 +240,7 @@ class DenseMaps(nn.Module):
         self._weight, self._bias = _tensors(module, means)
         self._shape = tuple(torch.empty(len(self._weight), device="meta").unflatten(0, shape).shape)  # one side may be −1
         self._relu, self._lane = relu, means.lane
+        self.owned = False  # the output's gradient
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.to(self._weight.dtype)
@@ -235,7 +248,14 @@ class DenseMaps(nn.Module):
             channels, height, width = self._shape
             turn = Turn(rows=channels, columns=height * width, inner=self._weight.shape[1])
             bias_turn = Turn(rows=channels, columns=height * width)
-            y = dense(x, self._weight, self._bias, relu=self._relu, lane=self._lane, reorder=turn, bias_reorder=bias_turn)
+            y = dense(
+                *(x, self._weight, self._bias),
+                relu=self._relu,
+                lane=self._lane,
+                reorder=turn,
+                bias_reorder=bias_turn,
+                owned=self.owned,
+            )
             return y.view(len(x), height, width, channels).permute(0, 3, 1, 2)
         y = _dense(x, self._weight, self._bias, relu=self._relu, lane=self._lane)
         return y.view(*y.shape[:1], *self._shape, *y.shape[2:])
@@ -281,6 +301,16 @@ _MAKERS = (
     *(DenseMaps, Dropped, Response, Concatenated),
 )
 _PLAIN = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+
+
+def leaves_output(module: Any) -> bool:
+    """Whether a module needs its output no longer once it is made: a convolution without a ReLU."""
+    return type(module) is Convolution and not module._relu
+
+
+def makes_new_gradient(module: Any) -> bool:
+    """Whether the gradient of a module's input lies in memory of its own."""
+    return type(module) in (Convolution, PooledConvolution, ThinOutput, Pool, Dense, FlatDense, DenseMaps)
 
 
 def makes_maps(module: Any) -> bool:

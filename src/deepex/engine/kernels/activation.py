@@ -48,12 +48,12 @@ def sum_kernel(partial, out, num_channels, num_parts, CHANNELS: tl.constexpr, PA
     tl.store(out + channel, tl.sum(total, 0), mask=known)
 
 
-def bias_relu_backward(g: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(g where z > 0 else 0, its sums per channel in float32)."""
+def bias_relu_backward(g: torch.Tensor, z: torch.Tensor, *, owned: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """(g where z > 0 else 0, its sums per channel in float32). `owned`: the first may lie where g does."""
     if g.shape != z.shape:
         raise ValueError(f"the gradient has shape {tuple(g.shape)}, the activation {tuple(z.shape)}: they have to be the same")
     z = as_rows(z)
-    dy = torch.empty_like(z, dtype=g.dtype)
+    dy = g if owned and g.stride() == z.stride() else torch.empty_like(z, dtype=g.dtype)
     return dy, _launch(g, z, dy)
 
 

@@ -5,7 +5,7 @@
     z, again = normalise_add(y, norm, y2, norm2, relu=True)        # relu(norm(y) + norm2(y2))
 
 `again` is `z` once more, for the second of two users: the gradients of both come to the backward pass apart and are added there, on
-the way, instead of in a pass of their own.
+the way, instead of in a pass of their own. `owned` says that nobody else reads y (and y2): their gradients then lie where they did.
 """
 
 from typing import Any
@@ -22,18 +22,24 @@ _FEW_ROWS, _SMALL_ROWS = 512, 2048  # up to here one program holds all rows of s
 _LARGE = 1 << 23  # elements of a map that is read from memory, not from the cache
 
 
-def normalise(y: torch.Tensor, norm: nn.BatchNorm2d, *, relu: bool) -> torch.Tensor:
+def normalise(y: torch.Tensor, norm: nn.BatchNorm2d, *, relu: bool, owned: bool = False) -> torch.Tensor:
     """norm(y), or relu(norm(y)); moves the running averages as the module would."""
-    z: torch.Tensor = _Normalise.apply(y, norm.weight, norm.bias, None, None, None, norm, None, relu)[0]
+    z: torch.Tensor = _Normalise.apply(y, norm.weight, norm.bias, None, None, None, norm, None, relu, (owned, False))[0]
     return z
 
 
 def normalise_add(
-    y: torch.Tensor, norm: nn.BatchNorm2d, other: torch.Tensor, other_norm: nn.BatchNorm2d | None, *, relu: bool
+    y: torch.Tensor,
+    norm: nn.BatchNorm2d,
+    other: torch.Tensor,
+    other_norm: nn.BatchNorm2d | None,
+    *,
+    relu: bool,
+    owned: tuple[bool, bool] = (False, False),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of norm(y) and `other`, which may have a norm of its own; twice, for two users."""
     gamma, beta = (None, None) if other_norm is None else (other_norm.weight, other_norm.bias)
-    z, again = _Normalise.apply(y, norm.weight, norm.bias, other, gamma, beta, norm, other_norm, relu)
+    z, again = _Normalise.apply(y, norm.weight, norm.bias, other, gamma, beta, norm, other_norm, relu, owned)
     return z, again
 
 
@@ -50,6 +56,7 @@ class _Normalise(torch.autograd.Function):
         norm: nn.BatchNorm2d,
         norm2: nn.BatchNorm2d | None,
         relu: bool,
+        owned: tuple[bool, bool],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         y = _last(y)
         other = None if other is None else _last(other.to(y.dtype))
@@ -77,7 +84,7 @@ class _Normalise(torch.autograd.Function):
             grid = (triton.cdiv(rows, height), triton.cdiv(channels, width))
             kernels.apply_kernel[grid](y, saved, x2, saved2, z, rows, channels, second, relu, height, width, num_warps=4)
         ctx.save_for_backward(y, other if second == 2 else None, z if second and relu else None, gamma, gamma2, saved, saved2)
-        ctx.second, ctx.relu = second, relu
+        ctx.second, ctx.relu, ctx.owned = second, relu, owned
         ctx.set_materialize_grads(False)
         return z, _again(z)
 
@@ -88,7 +95,7 @@ class _Normalise(torch.autograd.Function):
         if g is None:
             g, again = again, None
         if g is None:
-            return (None,) * 9
+            return (None,) * 10
         g, again = _last(g.to(y.dtype)), None if again is None else _last(again.to(y.dtype))
         channels = y.shape[1]
         rows = y.numel() // channels
@@ -98,8 +105,8 @@ class _Normalise(torch.autograd.Function):
         grads = torch.empty((2 * num_norms, channels), device=y.device)
         factors = torch.empty((3 * num_norms, channels), device=y.device)
         d = torch.empty_like(y) if writes else g
-        dy = torch.empty_like(y)
-        dy2 = torch.empty_like(y) if num_norms == 2 else dy
+        dy = _place(y, owned=ctx.owned[0])
+        dy2 = dy if y2 is None else _place(y2, owned=ctx.owned[1])
         inputs = (g, g if again is None else again, y, y if y2 is None else y2, y if z is None else z, d)
         norms = (gamma, saved, gamma if gamma2 is None else gamma2, saved2)
         if _is_small(rows, channels):
@@ -125,7 +132,7 @@ class _Normalise(torch.autograd.Function):
             )
         shortcut = None if ctx.second == 0 else d if ctx.second == 1 else dy2
         gamma2_grad, beta2_grad = (grads[2], grads[3]) if num_norms == 2 else (None, None)
-        return dy, grads[0], grads[1], shortcut, gamma2_grad, beta2_grad, None, None, None
+        return dy, grads[0], grads[1], shortcut, gamma2_grad, beta2_grad, *[None] * 4
 
 
 def statistics(y: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, norm: nn.BatchNorm2d, saved: torch.Tensor) -> None:
@@ -180,6 +187,11 @@ def _is_small(rows: int, channels: int) -> bool:
 def _small_tile(rows: int) -> tuple[int, int]:
     height = max(triton.next_power_of_2(rows), 16)
     return height, 16 if rows <= _FEW_ROWS else 8
+
+
+def _place(y: torch.Tensor, *, owned: bool) -> torch.Tensor:
+    """Where the gradient of y goes."""
+    return y.detach() if owned else torch.empty_like(y)
 
 
 def _again(z: torch.Tensor) -> torch.Tensor:
