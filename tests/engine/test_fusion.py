@@ -1,7 +1,7 @@
 """Whole networks with their fusions, against the same networks as they are: outputs, gradients, buffers."""
 
 import copy
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepex import nets
-from deepex.engine.fusion import Fused, fuse
+from deepex.engine.fusion import Fused, fuse, parts
 from deepex.engine.fusion.parts import Means
 from deepex.engine.product import Lane
 from deepex.nets.response import LocalResponse
@@ -68,6 +68,47 @@ def test_a_residual_network(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused.found["batch norm + add + ReLU"] == 8
     assert fused.found["batch norm + ReLU"] == 8
     assert fused.found["batch norm + ReLU + max pooling"] == 1
+    assert len(fused.lone) == 62 - 21, "all but the biases of norms and of the dense layer"
+    owned = _owned(fused)
+    assert owned[parts.Normed] == [True] * 8, "what only a norm reads may become its gradient"
+    assert sorted(owned[parts.Joined]) == [(True, False)] * 5 + [(True, True)] * 3, "shortcuts with a norm of their own, too"
+
+
+def _owned(fused: Fused) -> dict[type, list[bool | tuple[bool, bool]]]:
+    """What modules of each kind may write over."""
+    found = defaultdict(list)
+    for module in fused._run.modules():
+        if hasattr(module, "owned"):
+            found[type(module)].append(module.owned)
+    return found
+
+
+class _Shared(nn.Module):
+    """A map with more than one reader, or a gradient that goes to two."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(2))
+        self.norm, self.other = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "two norms, added":
+            y = self.first(x)
+            return self.second(torch.relu(self.norm(y) + self.other(y)))
+        if self.kind == "a norm and a convolution":
+            y = self.first(x)
+            return self.norm(y) * self.other(self.second(y))
+        if self.kind == "a norm of what a ReLU keeps":
+            return self.other(self.second(self.norm(torch.relu(self.first(x)))))
+        added = torch.relu(self.first(x)) + torch.relu(self.second(x))  # autograd hands one gradient to both
+        return self.norm(added) * self.other(x)
+
+
+@pytest.mark.parametrize("kind", ["two norms, added", "a norm and a convolution", "a norm of what a ReLU keeps", "a sum of two"])
+def test_nothing_is_written_over_that_others_read(kind: str) -> None:
+    torch.manual_seed(0)
+    _compare(_Shared(kind), torch.randn(3, 4, 6, 5))
 
 
 def test_an_autoencoder() -> None:
@@ -358,7 +399,10 @@ class _Tied(nn.Module):
 @pytest.mark.parametrize("kind", ["pooled", "unfused", "dense"])
 def test_tied_weights_get_the_gradients_of_all_their_uses(kind: str) -> None:
     torch.manual_seed(0)
-    _compare_used(_Tied(kind).to(DEVICE), torch.randn(2, 4, 6, 6, device=DEVICE))
+    network = _Tied(kind).to(DEVICE)
+    fused = _compare_used(network, torch.randn(2, 4, 6, 6, device=DEVICE))
+    tied = network.dense if kind == "dense" else network.conv
+    assert id(tied.weight) not in fused.lone, "there is more to its gradient than the lane's"
 
 
 def _compare_used(network: nn.Module, images: torch.Tensor) -> Fused:

@@ -6,7 +6,8 @@
 What changes from step to step lies on the device before the epoch begins (source.py), and a cursor there, which the last kernel of
 a step moves on. So a replay needs nothing from the host, and several steps can be one graph where a step is shorter than a launch
 takes. In bf16 the network computes with a twin of the arena's weights (twin.py); the update writes it, and the start of each turn
-does anew, because a sync or another replica may have changed the weights.
+does anew, because a sync or another replica may have changed the weights. Where the backward pass is through with large weights,
+they are updated beside the rest of it: that is bound by memory, and products are not.
 
 Graphs share one pool of memory: they run one after another, and none leaves anything there for another.
 """
@@ -33,7 +34,7 @@ from deepex.engine.product import Lane
 from deepex.engine.runner import Parts, Runner, StepChoice
 from deepex.engine.source import Source
 from deepex.engine.step import generator_of
-from deepex.engine.twin import Twin
+from deepex.engine.twin import Twin, like
 from deepex.errors import ConfigError
 from deepex.record.clock import BACKWARD, FORWARD, INPUT, UPDATE, PhaseClock
 
@@ -42,6 +43,7 @@ _LAP_SECONDS: Final = 0.005  # a graph is worth about so much work, or launching
 _MOST_STEPS: Final = 32  # of one graph
 _AHEAD_SECONDS: Final = 0.03  # the host is once to twice this ahead of the device, or a lap or two if they are longer
 _MOST_NAP_SECONDS: Final = 0.05
+_EARLY_WEIGHTS: Final = 1 << 21  # so many are worth a launch within the backward pass: they take 10 µs
 
 
 @dataclass
@@ -74,6 +76,9 @@ class CapturedRunner(Runner):
         key = torch.zeros(1, dtype=torch.int64, device=self._device)
         folds = not parts.objective.needs_images
         self._fused = self._fuse(Means(weights=self._twin.of, lane=self._lane, key=key, folds=folds))
+        if not gathers:
+            self._lane.settle = self._update_early
+        self._done: set[int] = set()  # slots of weights that this step has updated
         self._source = Source(parts, self._fused.fold, key, most_steps_at_once=_MOST_STEPS)
         self.sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._gathered = self._make_gathered()
@@ -135,18 +140,22 @@ class CapturedRunner(Runner):
     def _step(self, size: int, table: Gradients, *, capturing: bool, strict: bool = False) -> None:
         """One step on the current stream. `strict`: an error if it makes the host wait for the device."""
         parts, clock = self._parts, self._clock
+        self._table, self._capturing = table, capturing
+        self._done.clear()
+        table.clear()
         images, labels = self._source.take(size)
         clock.mark(INPUT)
         with _no_waiting() if strict else nullcontext():
             loss, tally = self._compute(images, labels)
-        table.point(self._twin.gradients(self._lane))
-        if not capturing:
-            table.send()
+        rest = self._point(self._twin.gradients(self._lane, self._done))
         if not parts.updates or self._adapts:
             table.gather(parts.arena.gradients)
         clock.mark(BACKWARD)
-        if parts.updates:
-            self._update(table)
+        if parts.updates and self._gathered is not None:
+            parts.optimiser.adapt(parts.arena.gradient_tensors())
+            self._update(*self._gathered)
+        elif parts.updates:
+            self._update(table, rest)
         finish_kernel[(1,)](self.sums, loss, tally, self._source.cursor, float(size), num_warps=1)
         if parts.updates:
             clock.mark(UPDATE)
@@ -166,28 +175,43 @@ class CapturedRunner(Runner):
         self._parts.arena.take_back_buffers()  # part of the graph: the values of buffers that the network replaces
         return loss.detach(), tally
 
-    def _update(self, table: Gradients) -> None:
+    def _update_early(self, leaves: Sequence[torch.Tensor]) -> None:
+        """On the lane: update weights whose layers are through. Not those that are used again: there is more to their gradients."""
+        trainable, lone = self._parts.arena.trainable, self._fused.lone
+        ready = {place: leaf for place, leaf in self._twin.places(leaves).items() if id(trainable[place]) in lone}
+        if sum(leaf.numel() for leaf in ready.values()) >= _EARLY_WEIGHTS:
+            gradients = {place: like(self._lane.take(leaf), leaf) for place, leaf in ready.items()}
+            self._update(self._table, self._point(gradients))
+            self._done.update(ready)
+
+    def _point(self, gradients: dict[int, torch.Tensor]) -> range:
+        """Tell the step's table where gradients are; a graph's is sent when it is captured."""
+        part = self._table.point(gradients)
+        if not self._capturing:
+            self._table.send(part)
+        return part
+
+    def _update(self, table: Gradients, part: range) -> None:
+        if not part:
+            return
         arena, optim = self._parts.arena, self._parts.config.optim
-        if self._gathered is not None:
-            self._parts.optimiser.adapt(arena.gradient_tensors())
-            table = self._gathered
         decay = optim.weight_decay if optim.method == "sgd" else 0.0
         update(
-            *(table, arena, self._twin.shadow, self._source.rates, self._source.cursor),
+            *(table, part, arena, self._twin.shadow, self._source.rates, self._source.cursor),
             momentum=optim.momentum,
             decay=decay,
             nesterov=optim.nesterov,
         )
 
-    def _make_gathered(self) -> Gradients | None:
+    def _make_gathered(self) -> tuple[Gradients, range] | None:
         """The table of the arena's own gradients, where they are adapted (LARS) between being gathered and used."""
         arena = self._parts.arena
         if not self._adapts:
             return None
         table = Gradients(arena, decays=False)
-        table.point(arena.gradient_tensors())
+        part = table.point(dict(enumerate(arena.gradient_tensors())))
         table.send()
-        return table
+        return table, part
 
     def _fuse(self, means: Means) -> Fused:
         """The kernels want maps in channels-last order."""

@@ -5,6 +5,8 @@ weight = twin.of(parameter)       # a bf16 tensor; gradients are taken of it ins
 twin.cast()                       # after somebody has changed the arena's weights
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 
@@ -49,16 +51,21 @@ class Twin:
         for leaf, parameter in zip(self.leaves, self._arena.trainable, strict=True):
             leaf.grad = parameter.grad = None
 
-    def gradients(self, lane: Lane) -> list[torch.Tensor]:
-        """The gradient for each slot, in the order of the slot's memory; a weight that took no part has zeros.
+    def gradients(self, lane: Lane, done: Collection[int]) -> dict[int, torch.Tensor]:
+        """The gradient for each slot but those that are `done`, in the order of the slot's memory; zeros for one that took no part.
 
         A parameter may have one beside its twin's: where a layer that is not fused uses it too.
         """
-        found = []
-        for leaf, parameter in zip(self.leaves, self._arena.trainable, strict=True):
-            gradient = lane.gradient(leaf) if leaf is parameter else lane.gradient(leaf, parameter)
-            found.append(torch.zeros_like(leaf) if gradient is None else _like(gradient, leaf))
+        found = {}
+        for place, (leaf, parameter) in enumerate(zip(self.leaves, self._arena.trainable, strict=True)):
+            if place not in done:
+                gradient = lane.gradient(leaf) if leaf is parameter else lane.gradient(leaf, parameter)
+                found[place] = torch.zeros_like(leaf) if gradient is None else like(gradient, leaf)
         return found
+
+    def places(self, leaves: Collection[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The slots of some leaves."""
+        return {place: leaf for place, leaf in enumerate(self.leaves) if any(leaf is one for one in leaves)}
 
 
 def _shadow(count: int, spare: torch.Tensor | None, device: torch.device) -> torch.Tensor:
@@ -67,7 +74,7 @@ def _shadow(count: int, spare: torch.Tensor | None, device: torch.device) -> tor
     return spare.view(torch.bfloat16)[:count]
 
 
-def _like(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+def like(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """The gradient with the strides of the leaf; nearly always it has them."""
     strides = zip(leaf.shape, leaf.stride(), gradient.stride(), strict=True)
     same = all(a == b for size, a, b in strides if size > 1)

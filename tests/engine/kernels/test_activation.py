@@ -24,12 +24,13 @@ def _sums(g: torch.Tensor) -> torch.Tensor:
 
 
 @settings(max_examples=12)
-@given(shape=SHAPES, dtype=DTYPES, seed=st.integers(0, 2**31))
-def test_gradients_behind_a_relu(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
+@given(shape=SHAPES, dtype=DTYPES, seed=st.integers(0, 2**31), owned=st.booleans())
+def test_gradients_behind_a_relu(shape: tuple[int, ...], dtype: torch.dtype, seed: int, owned: bool) -> None:
     g, z = _maps(shape, dtype, seed), _maps(shape, dtype, seed + 1).relu()
     expected = g.double() * (z > 0)
-    dy, bias_grad = bias_relu_backward(g, z)
+    dy, bias_grad = bias_relu_backward(g, z, owned=owned)
     assert dy.dtype == dtype
+    assert (dy.data_ptr() == g.data_ptr()) == owned
     assert torch.equal(dy.double(), expected)
     assert distance(bias_grad, _sums(expected), least=1.0) < 1e-5
 
@@ -48,8 +49,9 @@ def test_a_slice_of_wider_maps(dims: int) -> None:
     wide = _maps((4, 64, 5, 3)[:dims], torch.float32, 1)
     g = wide[:, 16:48]
     z = _maps(tuple(g.shape), torch.float32, 2)
-    dy, bias_grad = bias_relu_backward(g, z)
+    dy, bias_grad = bias_relu_backward(g, z, owned=True)
     assert torch.equal(dy, g * (z > 0))
+    assert dy.data_ptr() != g.data_ptr(), "a slice is not replaced"
     assert dy.stride() == z.stride()
     assert distance(bias_grad, _sums(dy), least=1.0) < 1e-5
     assert distance(bias_gradient(g), _sums(g), least=1.0) < 1e-5

@@ -42,25 +42,27 @@ def _exact(tensor: torch.Tensor) -> torch.Tensor:
 @settings(max_examples=4)
 @given(
     batch=st.integers(2, 3), channels=st.sampled_from([8, 20, 72]), size=st.sampled_from([(3, 5), (9, 7)]), relu=st.booleans(),
-    users=st.integers(1, 2), seed=st.integers(0, 99),
+    users=st.integers(1, 2), owned=st.tuples(st.booleans(), st.booleans()), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_like_float64(*, dtype, second, small, batch, channels, size, relu, users, seed) -> None:
+def test_like_float64(*, dtype, second, small, batch, channels, size, relu, users, owned, seed) -> None:
     torch.manual_seed(seed)
     shape = (batch, channels, *size)
     norm, norm2 = _norm(channels), _norm(channels)
     exact, exact2 = (copy.deepcopy(n).double().cpu() for n in (norm, norm2))
     y, other = _map(shape, dtype, mean=3.0), _map(shape, dtype)
     ye, oe = _exact(y), _exact(other)
-    before = code._is_small
+    before, places = code._is_small, []
     code._is_small = lambda *_: small
     try:
         if second == "none":
-            outputs, expected = (normalise(y, norm, relu=relu),), exact(ye)
+            outputs, expected = (normalise(y, norm, relu=relu, owned=owned[0]),), exact(ye)
         else:
-            outputs = normalise_add(y, norm, other, norm2 if second == "projection" else None, relu=relu)[:users]
+            projection = norm2 if second == "projection" else None
+            outputs = normalise_add(y, norm, other, projection, relu=relu, owned=owned)[:users]
             expected = exact(ye) + (exact2(oe) if second == "projection" else oe)
         expected = expected.relu() if relu else expected
         gradients = [torch.randn(shape).to(DEVICE, dtype) for _ in outputs]
+        y.register_hook(lambda dy: places.append(dy.data_ptr() == y.data_ptr()))
         torch.autograd.backward(outputs, gradients)
     finally:
         code._is_small = before
@@ -68,6 +70,7 @@ def test_like_float64(*, dtype, second, small, batch, channels, size, relu, user
     clear = (expected.detach() > 1e-2) | (expected.detach() == 0) if relu else torch.ones_like(expected, dtype=torch.bool)
     expected.backward(sum(g.double().cpu() for g in gradients))
     bound = BOUNDS[dtype]
+    assert places == [owned[0]]
     assert _off(outputs[0], expected.detach()) < bound
     assert _off(y.grad[clear], ye.grad[clear]) < 3 * bound
     assert _off(norm.weight.grad, exact.weight.grad) < 3 * bound

@@ -32,6 +32,7 @@ class Fused:
 
     `found` counts what was put together. `fold`: side of the squares, border and kernel of the folded images that it takes; zeros
     for plain ones. `counters`: of the batch norms' batches; a step adds `calls`, of which a norm that stands in two places has two.
+    `lone`: ids of parameters of which the graph has a single use.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Fused:
         found: Counter[str],
         norms: list[nn.BatchNorm2d],
         fold: tuple[int, int, int] = (0, 0, 0),
+        lone: frozenset[int] = frozenset(),
     ) -> None:
-        self._run, self.found, self.fold = run, found, fold
+        self._run, self.found, self.fold, self.lone = run, found, fold, lone
         counters = {id(norm): norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None}
         self.counters = list(counters.values())
         self.calls = [sum(id(norm) == one for norm in norms) for one in counters]  # of each one's norm, in a step
@@ -67,7 +69,10 @@ class _Work:
         self._module = fx.GraphModule(network, graph)
         self._modules = dict(network.named_modules())
         called = [self._modules[str(node.target)] for node in graph.nodes if node.op == "call_module"]
+        named = [id(parameter) for _, parameter in network.named_parameters(remove_duplicate=False)]
+        plain = {id(operator.attrgetter(str(node.target))(self._module)) for node in graph.nodes if node.op == "get_attr"}
         self._uses = Counter(id(getattr(module, "weight", None)) for module in called)
+        self._lone = frozenset(one for one in named if named.count(one) == 1 == self._uses[one] and one not in plain)
         self._found: Counter[str] = Counter()
         self._norms: list[nn.BatchNorm2d] = []
         self._fold = (0, 0, 0)
@@ -85,7 +90,7 @@ class _Work:
         self._own()
         self._graph.lint()
         self._module.recompile()
-        return Fused(self._module, self._found, self._norms, self._fold)
+        return Fused(self._module, self._found, self._norms, self._fold, self._lone)
 
     def _additions(self) -> None:
         """norm(y) + other, activated or not."""
