@@ -284,6 +284,21 @@ class Replacing(nn.Module):
         return self.layer(x.flatten(1) / (1 + self.mean))
 
 
+def test_weights_that_are_updated_within_the_backward_pass(make_data: MakeData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as if all were updated at its end: nobody reads a weight that is no longer that of the step."""
+    for name, value in (("deterministic", True), ("benchmark", False)):
+        monkeypatch.setattr(torch.backends.cudnn, name, value)
+    states = []
+    for least in (1, 1 << 60):
+        monkeypatch.setattr("deepex.engine.captured._EARLY_WEIGHTS", least)
+        learner = _learner(_config(make_data(192), precision="bf16"))
+        for epoch in range(3):
+            _epoch(learner, epoch)
+        states.append(learner.arena.state.cpu())
+        learner.feed.close()
+    assert torch.equal(*states)
+
+
 def test_graphs_use_no_more_memory_than_steps_do(make_data: MakeData) -> None:
     peaks = {}
     for step in ("eager", "captured"):
