@@ -52,6 +52,7 @@ bench: $(READY)
 
 bench-gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/gpu_kernels.py
 	$(BIN)/python benchmarks/gpu_replicas.py
 
 clean:
