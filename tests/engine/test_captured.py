@@ -24,6 +24,7 @@ from deepex.engine.config import RunConfig
 from deepex.engine.fusion import parts
 from deepex.engine.kernels.update import Gradients, update
 from deepex.engine.learner import Learner
+from deepex.engine.twin import Twin
 from deepex.errors import ConfigError
 from deepex.recipes.job import make_job
 from deepex.record.clock import NoClock
@@ -82,6 +83,12 @@ def tiny() -> nn.Module:
     """With windows of 2, which no thin kernel takes: those are slow to interpret, and the autoencoder below has them."""
     features = [nn.Conv2d(1, 8, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 2), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*features, nn.Flatten(), nn.Linear(32, 3))
+
+
+def turning() -> nn.Module:
+    """With dense layers behind maps and in front of them, few enough outputs and inputs that the weights are turned."""
+    ends = [nn.Conv2d(1, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(200, 4)], [nn.Conv2d(2, 2, 1), nn.Flatten(), nn.Linear(18, 3)]
+    return nn.Sequential(*ends[0], nn.ReLU(), nn.Linear(4, 18), nn.Unflatten(1, (2, 3, 3)), nn.ReLU(), *ends[1])
 
 
 class _Twice(nn.Module):
@@ -170,6 +177,29 @@ def test_an_autoencoder_learns_alike(draws: str, small: str, monkeypatch: pytest
     assert draws == "torch" or found != pytest.approx(expected, rel=1e-7)
     moved, reference = captured.arena.weights - before, eager.arena.weights - before
     assert float((moved - reference).norm() / reference.norm()) < (1e-4 if draws == "torch" else 0.5)
+
+
+def test_weights_in_another_order_lie_where_nothing_else_does(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what the twin leaves of the arena's gradients: the same bits as in memory of their own."""
+    config = _config(small, net=f"{__name__}:turning", batch=14, precision="bf16")
+    room, rooms, states = Twin.room, [], []
+
+    def given(twin: Twin, parameter: nn.Parameter) -> torch.Tensor | None:
+        rooms.append(room(twin, parameter))
+        return rooms[-1]
+
+    for stand_in in (given, lambda _twin, _parameter: None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Twin, "room", stand_in)
+            learner = _learner(monkeypatch, config, captured=True)
+        _train(learner)
+        states.append(learner.arena.state)
+        if stand_in is given:
+            gradients = learner.arena.gradients
+            first, half = gradients.data_ptr() + gradients.nbytes // 2, gradients.nbytes // 2
+            assert len(rooms) == 3, "three layers beside maps"
+            assert all(first <= one.data_ptr() < first + half and bool(one.any()) for one in rooms)
+    assert torch.equal(*states)
 
 
 @pytest.mark.parametrize("method", ["sgd", "lars"])

@@ -43,6 +43,8 @@ _LAP_SECONDS: Final = 0.005  # a graph is worth about so much work, or launching
 _MOST_STEPS: Final = 32  # of one graph
 _AHEAD_SECONDS: Final = 0.03  # the host is once to twice this ahead of the device, or a lap or two if they are longer
 _MOST_NAP_SECONDS: Final = 0.05
+_KEPT_PART: Final = 2  # of what the backward pass needs, half may stay longer, for gradients of weights that are behind
+_MOST_BEHIND_BYTES: Final = 1 << 29
 _EARLY_WEIGHTS: Final = 1 << 21  # so many are worth a launch within the backward pass: they take 10 µs
 
 
@@ -75,7 +77,7 @@ class CapturedRunner(Runner):
         self._lane = Lane(self._device)
         key = torch.zeros(1, dtype=torch.int64, device=self._device)
         folds = not parts.objective.needs_images
-        self._fused = self._fuse(Means(weights=self._twin.of, lane=self._lane, key=key, folds=folds))
+        self._fused = self._fuse(Means(weights=self._twin.of, lane=self._lane, key=key, folds=folds, room=self._twin.room))
         if not gathers:
             self._lane.settle = self._update_early
         self._done: set[int] = set()  # slots of weights that this step has updated
@@ -164,16 +166,21 @@ class CapturedRunner(Runner):
         """Forwards and backwards: loss and tally."""
         self._twin.forget_gradients()
         self._lane.clear()
+        before = self._allocated()
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
             output = self._fused(images)
         loss, tally = loss_and_tally(self._parts.objective, output, images, labels)
         if self._fused.counters:
             torch._foreach_add_(self._fused.counters, self._fused.calls)
         self._clock.mark(FORWARD)
+        self._lane.most_bytes = min((self._allocated() - before) // _KEPT_PART, _MOST_BEHIND_BYTES)
         loss.backward(unit(self._device))
         self._lane.join()
         self._parts.arena.take_back_buffers()  # part of the graph: the values of buffers that the network replaces
         return loss.detach(), tally
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated(self._device) if self._stream is not None else 0
 
     def _update_early(self, leaves: Sequence[torch.Tensor]) -> None:
         """On the lane: update weights whose layers are through. Not those that are used again: there is more to their gradients."""

@@ -24,9 +24,7 @@ from torch.nn import functional
 from deepex.engine.kernels.activation import bias_gradient, bias_relu_backward
 from deepex.engine.kernels.transpose import Turn, gather
 
-# Gradients that may be behind, and bytes of their inputs, which stay in memory so long: large ones fill the GPU by themselves.
-_DEPTH: Final = 4
-_HELD_BYTES: Final = 1 << 29
+_DEPTH: Final = 4  # gradients that may be behind: their inputs stay in memory so long
 
 
 class Lane:
@@ -37,6 +35,8 @@ class Lane:
 
     `settle` is called there before each work, with the leaves to which earlier work has given gradients. Their layers are through:
     the current stream has all that they do in this step, and the lane waits for it. It may `take` the gradients.
+
+    `most_bytes` of inputs may be behind, beside the last: large products fill the GPU by themselves.
     """
 
     def __init__(self, device: torch.device, *, beside: bool = True) -> None:
@@ -45,6 +45,7 @@ class Lane:
         self._gradients: dict[int, torch.Tensor] = {}
         self._ours: dict[int, torch.Tensor] = {}  # leaves whose gradients were made by the work
         self._working = False
+        self.most_bytes = 1 << 29
         self.settle: Callable[[Sequence[torch.Tensor]], None] = lambda _leaves: None
 
     def give(self, leaf: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -82,7 +83,7 @@ class Lane:
             event = torch.cuda.Event()
             event.record(self._stream)
         self._pending.append((event, reads))
-        while len(self._pending) > 1 and (len(self._pending) > _DEPTH or self._held() > _HELD_BYTES):
+        while len(self._pending) > 1 and (len(self._pending) > _DEPTH or self._held() > self.most_bytes):
             main.wait_event(self._pending.popleft()[0])
 
     def _work(self, work: Callable[[], None]) -> None:
@@ -183,10 +184,15 @@ def dense(
     lane: Lane,
     reorder: Turn | None = None,
     bias_reorder: Turn | None = None,
+    room: torch.Tensor | None = None,
     owned: bool = False,
 ) -> torch.Tensor:
-    """A dense layer, with bias and ReLU where there are any; the lane is given the gradients of weight and bias."""
-    y: torch.Tensor = _Dense.apply(x, weight, bias, relu, lane, reorder, bias_reorder, owned)
+    """A dense layer, with bias and ReLU where there are any; the lane is given the gradients of weight and bias.
+
+    `room`: memory for the weight in another order, until the backward pass is over.
+    """
+    arranged = weight.detach() if reorder is None else reorder(weight.detach(), room)
+    y: torch.Tensor = _Dense.apply(x, weight, bias, arranged, relu, lane, reorder, bias_reorder, owned)
     return y
 
 
@@ -221,9 +227,10 @@ class _Convolve(torch.autograd.Function):
 
 class _Dense(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
-        relu, _, reorder, bias_reorder, _ = how
-        arranged = weight if reorder is None else reorder(weight)
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, arranged: torch.Tensor, *how: Any
+    ) -> torch.Tensor:
+        relu, _, _, bias_reorder, _ = how
         shift = bias if bias is None or bias_reorder is None else bias_reorder(bias)
         if relu and shift is not None and x.is_cuda:
             y = torch._addmm_activation(shift, x, arranged.t())
@@ -241,7 +248,7 @@ class _Dense(torch.autograd.Function):
         x, arranged, g = _behind(ctx, g, lane, bias_reorder, owned=owned)
         g = g.contiguous()
         _aside(lane, ctx.weight, reorder, lambda: g.t() @ x, g, x)
-        return g @ arranged if ctx.needs_input_grad[0] else None, *[None] * 7
+        return g @ arranged if ctx.needs_input_grad[0] else None, *[None] * 8
 
 
 def _aside(

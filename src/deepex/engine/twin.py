@@ -18,12 +18,14 @@ class Twin:
     """Stands for an arena's weights. `shadow` is one vector of the same layout; None where the arena's own are used.
 
     `leaves` has, for each slot of the weights, what its gradient is taken of: the parameter, until its twin was asked for.
-    `spare` is memory for the shadow, if it is enough: the arena's gradients, where each is used where it was made.
+    `spare` is memory for the shadow, if it is enough: the arena's gradients, where each is used where it was made. What the shadow
+    leaves of it is `room` for weights in another order.
     """
 
     def __init__(self, arena: Arena, *, bf16: bool, spare: torch.Tensor | None = None) -> None:
         self._arena = arena
-        self.shadow = _shadow(arena.weights.numel(), spare, arena.memory.device) if bf16 else None
+        none: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+        self.shadow, self._rest = _shadow(arena.weights, spare) if bf16 else none
         self.leaves: list[torch.Tensor] = list(arena.trainable)
         self._places = {id(parameter): place for place, parameter in enumerate(arena.trainable)}
         self._frozen: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}
@@ -38,6 +40,11 @@ class Twin:
         if self.leaves[place] is parameter:
             self.leaves[place] = self._arena.layout.weights[place].view(self.shadow).requires_grad_()
         return self.leaves[place]
+
+    def room(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """Memory like that of its twin that nobody else uses, if there is any."""
+        place = self._places.get(id(parameter))
+        return None if self._rest is None or place is None else self._arena.layout.weights[place].view(self._rest)
 
     def cast(self) -> None:
         """Take over the arena's weights."""
@@ -68,10 +75,13 @@ class Twin:
         return {place: leaf for place, leaf in enumerate(self.leaves) if any(leaf is one for one in leaves)}
 
 
-def _shadow(count: int, spare: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    if spare is None or spare.numel() * spare.element_size() < 2 * count:
-        return torch.zeros(count, dtype=torch.bfloat16, device=device)
-    return spare.view(torch.bfloat16)[:count]
+def _shadow(weights: torch.Tensor, spare: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Memory for the shadow, and as much again if there is that for nothing."""
+    count = weights.numel()
+    halves = torch.empty(0) if spare is None else spare.view(torch.bfloat16)
+    if halves.numel() < count:
+        return torch.zeros_like(weights, dtype=torch.bfloat16), None
+    return halves[:count], halves[count : 2 * count] if halves.numel() >= 2 * count else None
 
 
 def like(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:

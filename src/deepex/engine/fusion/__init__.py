@@ -168,14 +168,15 @@ class _Work:
             behind = self._next(node, nn.Linear)
             if behind is not None:
                 last, relu = self._activated(behind)
-                made: nn.Module = parts.FlatDense(self._modules[str(behind.target)], self._means, relu=relu)
+                dense = self._modules[str(behind.target)]
+                made: nn.Module = parts.FlatDense(dense, self._means, relu=relu, room=self._room(dense))
                 self._replace("flattening + dense" + " + ReLU" * relu, made, *dict.fromkeys((node, behind, last)))
         elif type(module) is nn.Linear:
             shaped = self._next(node, nn.Unflatten)
             last, relu = self._activated(node if shaped is None else shaped)
             if shaped is not None and self._modules[str(shaped.target)].dim == 1:
                 shape = self._modules[str(shaped.target)].unflattened_size
-                made = parts.DenseMaps(module, shape, self._means, relu=relu)
+                made = parts.DenseMaps(module, shape, self._means, relu=relu, room=self._room(module))
                 self._replace("dense + unflattening" + " + ReLU" * relu, made, *dict.fromkeys((node, shaped, last)))
             else:
                 last, relu = self._activated(node)
@@ -275,6 +276,11 @@ class _Work:
     def _is_shared(self, module: nn.Module) -> bool:
         """Whether its weight is used elsewhere, too: its gradient comes through the lane or through autograd, not through both."""
         return self._uses[id(module.weight)] > 1
+
+    def _room(self, module: nn.Module) -> torch.Tensor | None:
+        """Memory for a module's weight in another order. There is one for each, so none where two modules might turn it."""
+        weight = cast("nn.Parameter", module.weight)
+        return self._means.room(weight) if id(weight) in self._lone else None
 
     def _activated(self, node: fx.Node) -> tuple[fx.Node, bool]:
         """The node's ReLU if that is all that uses it, and whether there is one."""

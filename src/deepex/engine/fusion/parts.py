@@ -31,14 +31,15 @@ from deepex.engine.product import Geometry, Lane, Reorder, convolve, dense, flip
 class Means:
     """What fused parts compute with.
 
-    `weights` gives the tensor to compute with for each parameter: its bf16 twin, or itself. `key`: one number on the device, of
-    this step's random choices. `folds`: whether the network may get its images folded.
+    `weights` gives the tensor to compute with for each parameter: its bf16 twin, or itself; `room` memory for it in another order,
+    or None. `key`: one number on the device, of this step's random choices. `folds`: whether the network may get its images folded.
     """
 
     weights: Callable[[nn.Parameter], torch.Tensor]
     lane: Lane
     key: torch.Tensor
     folds: bool = False
+    room: Callable[[nn.Parameter], torch.Tensor | None] = lambda _parameter: None
 
 
 class Normed(nn.Module):
@@ -218,28 +219,30 @@ class Dense(nn.Module):
 class FlatDense(nn.Module):
     """A dense layer on flattened maps, which stay in channels-last order where it is cheaper to turn the weights than the maps."""
 
-    def __init__(self, module: nn.Linear, means: Means, *, relu: bool) -> None:
+    def __init__(self, module: nn.Linear, means: Means, *, relu: bool, room: torch.Tensor | None = None) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
-        self._relu, self._lane = relu, means.lane
+        self._relu, self._lane, self._room = relu, means.lane, room
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.to(self._weight.dtype)
         if x.dim() == 4 and x.shape[2] * x.shape[3] > 1 and len(x) >= len(self._weight) and self._weight.is_contiguous():
             turn = Turn(outer=len(self._weight), rows=x.shape[1], columns=x.shape[2] * x.shape[3])
             flat = _last(x).permute(0, 2, 3, 1).reshape(len(x), -1)
-            return dense(flat, self._weight, self._bias, relu=self._relu, lane=self._lane, reorder=turn)
+            return dense(flat, self._weight, self._bias, relu=self._relu, lane=self._lane, reorder=turn, room=self._room)
         return _dense(x.flatten(1), self._weight, self._bias, relu=self._relu, lane=self._lane)
 
 
 class DenseMaps(nn.Module):
     """A dense layer whose output becomes maps; in channels-last order where it is cheaper to turn the weights than the maps."""
 
-    def __init__(self, module: nn.Linear, shape: tuple[int, ...], means: Means, *, relu: bool) -> None:
+    def __init__(
+        self, module: nn.Linear, shape: tuple[int, ...], means: Means, *, relu: bool, room: torch.Tensor | None = None
+    ) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
         self._shape = tuple(torch.empty(len(self._weight), device="meta").unflatten(0, shape).shape)  # one side may be −1
-        self._relu, self._lane = relu, means.lane
+        self._relu, self._lane, self._room = relu, means.lane, room
         self.owned = False  # the output's gradient
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -254,6 +257,7 @@ class DenseMaps(nn.Module):
                 lane=self._lane,
                 reorder=turn,
                 bias_reorder=bias_turn,
+                room=self._room,
                 owned=self.owned,
             )
             return y.view(len(x), height, width, channels).permute(0, 3, 1, 2)

@@ -56,17 +56,17 @@ class Turn:
     outer: int = 1
     inner: int = 1
 
-    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight, turned."""
-        return _turn(weight, self.outer, self.rows, self.columns, self.inner)
+    def __call__(self, weight: torch.Tensor, room: torch.Tensor | None = None) -> torch.Tensor:
+        """The weight, turned; in `room`, if there is any."""
+        return _turn(weight, torch.empty_like(weight) if room is None else room, self.outer, self.rows, self.columns, self.inner)
 
     def back(self, gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The gradient of the weight, from that of the turned one."""
-        return _turn(gradient.contiguous(), self.outer, self.columns, self.rows, self.inner).view(weight.shape)
+        dense = gradient.contiguous()
+        return _turn(dense, torch.empty_like(dense), self.outer, self.columns, self.rows, self.inner).view(weight.shape)
 
 
-def _turn(x: torch.Tensor, outer: int, rows: int, columns: int, inner: int) -> torch.Tensor:
-    out = torch.empty_like(x)
+def _turn(x: torch.Tensor, out: torch.Tensor, outer: int, rows: int, columns: int, inner: int) -> torch.Tensor:
     if inner == 1:
         grid = (triton.cdiv(rows, 64), triton.cdiv(columns, 64), outer)
         transpose_kernel[grid](x, out, rows, columns, 64, 64, num_warps=4)
