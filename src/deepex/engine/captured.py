@@ -41,7 +41,7 @@ from deepex.record.clock import BACKWARD, FORWARD, INPUT, UPDATE, PhaseClock
 _WARM_UPS: Final = 2
 _LAP_SECONDS: Final = 0.005  # a graph is worth about so much work, or launching it would keep the host busy
 _MOST_STEPS: Final = 32  # of one graph
-_AHEAD_SECONDS: Final = 0.03  # the host is once to twice this ahead of the device, or a lap or two if they are longer
+_AHEAD_SECONDS: Final = 0.06  # the host is once to twice this ahead of the device, or a lap or two if they are longer
 _MOST_NAP_SECONDS: Final = 0.05
 _KEPT_PART: Final = 2  # of what the backward pass needs, half may stay longer, for gradients of weights that are behind
 _MOST_BEHIND_BYTES: Final = 1 << 29
