@@ -247,8 +247,12 @@ class _Dense(torch.autograd.Function):
         _, lane, reorder, bias_reorder, owned = ctx.how
         x, arranged, g = _behind(ctx, g, lane, bias_reorder, owned=owned)
         g = g.contiguous()
-        _aside(lane, ctx.weight, reorder, lambda: g.t() @ x, g, x)
-        return g @ arranged if ctx.needs_input_grad[0] else None, *[None] * 8
+        if reorder is None:
+            _aside(lane, ctx.weight, None, lambda: g.t() @ x, g, x)
+        dx = g @ arranged if ctx.needs_input_grad[0] else None
+        if reorder is not None:  # its copy of the weight has done its duty, and makes room for the gradient
+            _aside(lane, ctx.weight, reorder, lambda: torch.mm(g.t(), x, out=arranged), g, x, arranged)
+        return dx, *[None] * 8
 
 
 def _aside(
