@@ -188,7 +188,7 @@ def _separate(runner: captured.CapturedRunner) -> None:
     captured._EARLY_WEIGHTS = sys.maxsize
     for module in cast("torch.nn.Module", runner._fused._run).modules():
         if hasattr(module, "owned"):
-            module.owned = (False, False) if isinstance(module.owned, tuple) else False
+            module.owned = (False,) * 3 if isinstance(module.owned, tuple) else False
 
 
 def _event() -> torch.cuda.Event:

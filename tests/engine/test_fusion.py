@@ -71,7 +71,8 @@ def test_a_residual_network(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(fused.lone) == 62 - 21, "all but the biases of norms and of the dense layer"
     owned = _owned(fused)
     assert owned[parts.Normed] == [True] * 8, "what only a norm reads may become its gradient"
-    assert sorted(owned[parts.Joined]) == [(True, False)] * 5 + [(True, True)] * 3, "shortcuts with a norm of their own, too"
+    plain, projected = [(True, False, True)] * 4, [(True, True, True)] * 3
+    assert sorted(owned[parts.Joined]) == [(True, False, False), *plain, *projected], "the last one's gradient is the pooling's"
 
 
 def _owned(fused: Fused) -> dict[type, list[bool | tuple[bool, bool]]]:

@@ -42,7 +42,7 @@ def _exact(tensor: torch.Tensor) -> torch.Tensor:
 @settings(max_examples=4)
 @given(
     batch=st.integers(2, 3), channels=st.sampled_from([8, 20, 72]), size=st.sampled_from([(3, 5), (9, 7)]), relu=st.booleans(),
-    users=st.integers(1, 2), owned=st.tuples(st.booleans(), st.booleans()), seed=st.integers(0, 99),
+    users=st.integers(1, 2), owned=st.tuples(st.booleans(), st.booleans(), st.booleans()), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_like_float64(*, dtype, second, small, batch, channels, size, relu, users, owned, seed) -> None:
     torch.manual_seed(seed)

@@ -242,9 +242,14 @@ class _Work:
             if isinstance(module, parts.Normed):
                 module.owned = self._is_left(node, 0)
             elif isinstance(module, parts.Joined):
-                module.owned = (self._is_left(node, 0), self._is_left(node, 1))
-            elif isinstance(module, parts.Convolution | parts.DenseMaps) and len(node.users) == 1:
-                module.owned = parts.makes_new_gradient(self._made(next(iter(node.users))))
+                first = next(user for user in node.users if user.args[1] == 0)
+                module.owned = (self._is_left(node, 0), self._is_left(node, 1), self._gets_new_gradient(first))
+            elif isinstance(module, parts.Convolution | parts.DenseMaps):
+                module.owned = self._gets_new_gradient(node)
+
+    def _gets_new_gradient(self, node: fx.Node) -> bool:
+        """Whether the gradient of what a node makes comes from one user, and is nobody else's."""
+        return len(node.users) == 1 and parts.makes_new_gradient(self._made(next(iter(node.users))))
 
     def _is_left(self, node: fx.Node, place: int) -> bool:
         """Whether an input of a node is used there alone, and not needed by what made it."""

@@ -61,7 +61,7 @@ class Joined(nn.Module):
         super().__init__()
         assert norm is not None
         self._norms, self._relu = (norm, other), relu
-        self.owned = (False, False)  # both inputs
+        self.owned = (False, False, False)  # both inputs, the first output's gradient
 
     def forward(self, y: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         norm, other_norm = self._norms

@@ -5,7 +5,8 @@
     z, again = normalise_add(y, norm, y2, norm2, relu=True)        # relu(norm(y) + norm2(y2))
 
 `again` is `z` once more, for the second of two users: the gradients of both come to the backward pass apart and are added there, on
-the way, instead of in a pass of their own. `owned` says that nobody else reads y (and y2): their gradients then lie where they did.
+the way, instead of in a pass of their own. `owned` says that nobody else has y, y2, or the gradient of z: what the backward pass makes of
+them then lies where they did.
 """
 
 from typing import Any
@@ -18,13 +19,14 @@ from torch.autograd.function import once_differentiable
 from deepex.engine.kernels import norm as kernels
 from deepex.engine.kernels.division import FINISHED, at_once, processors
 
+Owned = tuple[bool, bool, bool]
 _FEW_ROWS, _SMALL_ROWS = 512, 2048  # up to here one program holds all rows of some channels
 _LARGE = 1 << 23  # elements of a map that is read from memory, not from the cache
 
 
 def normalise(y: torch.Tensor, norm: nn.BatchNorm2d, *, relu: bool, owned: bool = False) -> torch.Tensor:
     """norm(y), or relu(norm(y)); moves the running averages as the module would."""
-    z: torch.Tensor = _Normalise.apply(y, norm.weight, norm.bias, None, None, None, norm, None, relu, (owned, False))[0]
+    z: torch.Tensor = _Normalise.apply(y, norm.weight, norm.bias, None, None, None, norm, None, relu, (owned, False, False))[0]
     return z
 
 
@@ -35,7 +37,7 @@ def normalise_add(
     other_norm: nn.BatchNorm2d | None,
     *,
     relu: bool,
-    owned: tuple[bool, bool] = (False, False),
+    owned: Owned = (False, False, False),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of norm(y) and `other`, which may have a norm of its own; twice, for two users."""
     gamma, beta = (None, None) if other_norm is None else (other_norm.weight, other_norm.bias)
@@ -56,7 +58,7 @@ class _Normalise(torch.autograd.Function):
         norm: nn.BatchNorm2d,
         norm2: nn.BatchNorm2d | None,
         relu: bool,
-        owned: tuple[bool, bool],
+        owned: Owned,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         y = _last(y)
         other = None if other is None else _last(other.to(y.dtype))
@@ -92,11 +94,12 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: torch.Tensor | None, again: torch.Tensor | None) -> tuple[Any, ...]:
         y, y2, z, gamma, gamma2, saved, saved2 = ctx.saved_tensors
+        ours = ctx.owned[2] and g is not None
         if g is None:
             g, again = again, None
         if g is None:
             return (None,) * 10
-        g, again = _last(g.to(y.dtype)), None if again is None else _last(again.to(y.dtype))
+        came, g, again = g, _last(g.to(y.dtype)), None if again is None else _last(again.to(y.dtype))
         channels = y.shape[1]
         rows = y.numel() // channels
         num_norms = 2 if ctx.second == 2 else 1
@@ -104,7 +107,7 @@ class _Normalise(torch.autograd.Function):
         writes = ctx.second > 0 and (mask > 0 or again is not None)
         grads = torch.empty((2 * num_norms, channels), device=y.device)
         factors = torch.empty((3 * num_norms, channels), device=y.device)
-        d = torch.empty_like(y) if writes else g
+        d = g if not writes or ours or g is not came else torch.empty_like(y)
         dy = _place(y, owned=ctx.owned[0])
         dy2 = dy if y2 is None else _place(y2, owned=ctx.owned[1])
         inputs = (g, g if again is None else again, y, y if y2 is None else y2, y if z is None else z, d)
