@@ -5,8 +5,8 @@
     z, again = normalise_add(y, norm, y2, norm2, relu=True)        # relu(norm(y) + norm2(y2))
 
 `again` is `z` once more, for the second of two users: the gradients of both come to the backward pass apart and are added there, on
-the way, instead of in a pass of their own. `owned` says that nobody else has y, y2, or the gradient of z: what the backward pass makes of
-them then lies where they did.
+the way, instead of in a pass of their own. `owned` says that nobody else has y, y2, or the gradient of z: what the backward pass
+makes of them then lies where they did.
 """
 
 from typing import Any
