@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -60,25 +60,24 @@ def test_like_float64(*, dtype, second, small, batch, channels, size, relu, user
             projection = norm2 if second == "projection" else None
             outputs = normalise_add(y, norm, other, projection, relu=relu, owned=owned)[:users]
             expected = exact(ye) + (exact2(oe) if second == "projection" else oe)
+        assume(not relu or float(expected.detach().abs().min()) > 1e-5)  # float32 can tell every sign
         expected = expected.relu() if relu else expected
         gradients = [torch.randn(shape).to(DEVICE, dtype) for _ in outputs]
         y.register_hook(lambda dy: places.append(dy.data_ptr() == y.data_ptr()))
         torch.autograd.backward(outputs, gradients)
     finally:
         code._is_small = before
-    # The sign is decided by the rounded sum: where the exact one is too near to zero to tell, no gradient is compared.
-    clear = (expected.detach() > 1e-2) | (expected.detach() == 0) if relu else torch.ones_like(expected, dtype=torch.bool)
     expected.backward(sum(g.double().cpu() for g in gradients))
     bound = BOUNDS[dtype]
     assert places == [owned[0]]
     assert _off(outputs[0], expected.detach()) < bound
-    assert _off(y.grad[clear], ye.grad[clear]) < 3 * bound
+    assert _off(y.grad, ye.grad) < 3 * bound
     assert _off(norm.weight.grad, exact.weight.grad) < 3 * bound
     assert _off(norm.bias.grad, exact.bias.grad) < 3 * bound
     assert _off(norm.running_mean, exact.running_mean) < bound
     assert _off(norm.running_var, exact.running_var) < bound
     if second != "none":
-        assert _off(other.grad[clear], oe.grad[clear]) < 3 * bound
+        assert _off(other.grad, oe.grad) < 3 * bound
     if second == "projection":
         assert _off(norm2.weight.grad, exact2.weight.grad) < 3 * bound
         assert _off(norm2.running_var, exact2.running_var) < bound
