@@ -24,8 +24,10 @@ class Twin:
 
     def __init__(self, arena: Arena, *, bf16: bool, spare: torch.Tensor | None = None) -> None:
         self._arena = arena
-        none: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-        self.shadow, self._rest = _shadow(arena.weights, spare) if bf16 else none
+        self.shadow: torch.Tensor | None = None
+        self._rest: torch.Tensor | None = None
+        if bf16:
+            self.shadow, self._rest = _shadow(arena.weights, spare)
         self.leaves: list[torch.Tensor] = list(arena.trainable)
         self._places = {id(parameter): place for place, parameter in enumerate(arena.trainable)}
         self._frozen: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}

@@ -254,8 +254,9 @@ class _Work:
     def _is_left(self, node: fx.Node, place: int) -> bool:
         """Whether an input of a node is used there alone, and not needed by what made it."""
         source = node.args[place]
-        lone = isinstance(source, fx.Node) and len(source.users) == 1 and node.args.count(source) == 1
-        return lone and parts.leaves_output(self._made(cast("fx.Node", source)))
+        if not isinstance(source, fx.Node) or len(source.users) != 1 or node.args.count(source) != 1:
+            return False
+        return parts.leaves_output(self._made(source))
 
     def _is_map(self, node: fx.Node, maps: set[fx.Node]) -> bool:
         """Whether a node makes a map in memory of its own, or is one of the pair that a Joined gives."""
