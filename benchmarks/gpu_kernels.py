@@ -12,7 +12,6 @@ import argparse
 import gc
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 import bench
-from deepex.engine import captured
+from deepex.engine.captured import CapturedRunner
 from gpu import WORKLOADS, deepex_epochs, timed
 from peers import Workload
 
@@ -166,26 +165,25 @@ def measure(workload: Workload) -> dict[str, Any]:
     epoch, trainer = deepex_epochs(workload, data)
     epoch()
     step = statistics.median(timed(epoch)() for _ in range(3)) / (workload.count // workload.batch)
-    runner = cast("captured.CapturedRunner", trainer.learner.runner)
+    runner = cast("CapturedRunner", trainer.learner.runner)
     _separate(runner)
     trainer.learner.begin_epoch(1000, 0)
     lap = runner.laps[0]
-    ledger = Ledger(_event)
-    for _ in range(2):
-        runner._step(lap.size, lap.tables[0], capturing=False)
-    torch.cuda.synchronize()
-    with ledger, ledger.launches():
-        torch.cuda._sleep(2_000_000_000)  # about a second, in which everything is queued
-        runner._step(lap.size, lap.tables[0], capturing=False)
-    torch.cuda.synchronize()
+    runner._step(lap.size, lap.tables[0], capturing=False)
+    for _ in range(2):  # the first time, watching makes the host slower than the device
+        ledger = Ledger(_event)
+        torch.cuda.synchronize()
+        with ledger, ledger.launches():
+            torch.cuda._sleep(2_000_000_000)  # about a second, in which everything is queued
+            runner._step(lap.size, lap.tables[0], capturing=False)
+        torch.cuda.synchronize()
     rows = table(ledger.entries, lambda entry: entry.begin.elapsed_time(entry.end) / 1000, bandwidth, rate)
     return {"rows": rows, "bytes_per_second": bandwidth, "flops_per_second": rate, "step_seconds": step}
 
 
-def _separate(runner: captured.CapturedRunner) -> None:
-    """Let the next steps run on one stream, without a graph, update all weights at once, and write nowhere they read."""
+def _separate(runner: CapturedRunner) -> None:
+    """Let the next steps run on one stream, without a graph, and write nowhere they read."""
     runner._lane._stream = None
-    captured._EARLY_WEIGHTS = sys.maxsize
     for module in cast("torch.nn.Module", runner._fused._run).modules():
         if hasattr(module, "owned"):
             module.owned = (False,) * 3 if isinstance(module.owned, tuple) else False
@@ -249,9 +247,7 @@ def main() -> None:
         parser.error(f"there is no {', no '.join(sorted(unknown))}; workloads: {', '.join(known)}")
     if not torch.cuda.is_available():
         parser.error("there is no GPU here: `deepex doctor` tells what torch sees")
-    early = captured._EARLY_WEIGHTS
     for name in options.only.split(","):
-        captured._EARLY_WEIGHTS = early
         found = measure(known[name])
         show(known[name], found)
         bench.write_record(f"kernels-{name}", {"workload": vars(known[name]), **found}, keep=options.keep, folder="gpu")

@@ -14,7 +14,6 @@ from torch import nn
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.pack import pack
-from deepex.engine import captured as captured_module
 from deepex.engine import checkpoint as checkpoints
 from deepex.engine import choose
 from deepex.engine import learner as learner_module
@@ -22,7 +21,6 @@ from deepex.engine.arena import Arena
 from deepex.engine.captured import CapturedRunner
 from deepex.engine.config import RunConfig
 from deepex.engine.fusion import parts
-from deepex.engine.kernels.update import Gradients, update
 from deepex.engine.learner import Learner
 from deepex.engine.twin import Twin
 from deepex.errors import ConfigError
@@ -91,23 +89,6 @@ def turning() -> nn.Module:
     return nn.Sequential(*ends[0], nn.ReLU(), nn.Linear(4, 18), nn.Unflatten(1, (2, 3, 3)), nn.ReLU(), *ends[1])
 
 
-class _Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.shared = nn.Conv2d(1, 8, 2), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
-        self.dense, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.norm(self.first(x)))
-        y = torch.relu(self.shared(torch.relu(self.shared(y)))).mean((2, 3))
-        return self.last(torch.relu(self.dense(y)))
-
-
-def twice() -> nn.Module:
-    """With a layer in two places."""
-    return _Twice()
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -137,29 +118,6 @@ def test_the_same_arithmetic_as_eager(changes: dict, small: str, monkeypatch: py
     assert float((weights - reference).norm() / reference.norm()) < 1e-5
     for one, other in zip(captured.network.buffers(), eager.network.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_weights_that_are_updated_within_the_backward_pass(precision: str, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bits of a step that updates all of them at its end; those that are used twice wait for it."""
-    states, launches = [], []
-
-    def counted(gradients: Gradients, part: range, *arguments: Any, **options: Any) -> None:
-        launches[-1].append(len(part))
-        update(gradients, part, *arguments, **options)
-
-    for least in (1, captured_module._EARLY_WEIGHTS):
-        launches.append([])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(captured_module, "_EARLY_WEIGHTS", least)
-            patch.setattr(captured_module, "update", counted)
-            learner = _learner(monkeypatch, _config(small, net=f"{__name__}:twice", batch=7, precision=precision), captured=True)
-            launches[-1].clear()
-            _train(learner)
-        states.append(learner.arena.state)
-    assert torch.equal(*states)
-    pieces = len(list(twice().parameters()))  # each is small
-    assert launches == [[1, 1, pieces - 2] * 2, [pieces] * 2]
 
 
 @pytest.mark.parametrize("draws", ["torch", "kernel"])

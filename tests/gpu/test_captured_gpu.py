@@ -284,19 +284,37 @@ class Replacing(nn.Module):
         return self.layer(x.flatten(1) / (1 + self.mean))
 
 
-def test_weights_that_are_updated_within_the_backward_pass(make_data: MakeData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits as if all were updated at its end: nobody reads a weight that is no longer that of the step."""
+class Shared(nn.Module):
+    """One convolution on a large map and on a small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.last = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 32, 3, padding=1), nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.shared(torch.relu(self.first(x))))
+        return self.last(torch.relu(self.shared(nn.functional.max_pool2d(y, 4))).mean((2, 3)))
+
+
+def shared() -> nn.Module:
+    return Shared()
+
+
+@pytest.mark.parametrize("net", ["resnet18", f"{__name__}:shared"])
+def test_gradients_beside_and_in_turn_are_the_same_bits(net: str, make_data: MakeData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All weights' gradients on the stream beside, those of small maps alone, none: nobody reads what is not there yet."""
     for name, value in (("deterministic", True), ("benchmark", False)):
         monkeypatch.setattr(torch.backends.cudnn, name, value)
     states = []
-    for least in (1, 1 << 60):
-        monkeypatch.setattr("deepex.engine.captured._EARLY_WEIGHTS", least)
-        learner = _learner(_config(make_data(192), precision="bf16"))
+    for large in (1 << 60, 1 << 20, 0):
+        monkeypatch.setattr("deepex.engine.product._LARGE_BYTES", large)
+        learner = _learner(_config(make_data(192), net=net, precision="bf16"))
         for epoch in range(3):
             _epoch(learner, epoch)
         states.append(learner.arena.state.cpu())
         learner.feed.close()
-    assert torch.equal(*states)
+    assert torch.equal(states[0], states[1])
+    assert torch.equal(states[0], states[2])
 
 
 def test_graphs_use_no_more_memory_than_steps_do(make_data: MakeData) -> None:

@@ -6,8 +6,7 @@
 What changes from step to step lies on the device before the epoch begins (source.py), and a cursor there, which the last kernel of
 a step moves on. So a replay needs nothing from the host, and several steps can be one graph where a step is shorter than a launch
 takes. In bf16 the network computes with a twin of the arena's weights (twin.py); the update writes it, and the start of each turn
-does anew, because a sync or another replica may have changed the weights. Where the backward pass is through with large weights,
-they are updated beside the rest of it: that is bound by memory, and products are not.
+does anew, because a sync or another replica may have changed the weights.
 
 Graphs share one pool of memory: they run one after another, and none leaves anything there for another.
 """
@@ -34,7 +33,7 @@ from deepex.engine.product import Lane
 from deepex.engine.runner import Parts, Runner, StepChoice
 from deepex.engine.source import Source
 from deepex.engine.step import generator_of
-from deepex.engine.twin import Twin, like
+from deepex.engine.twin import Twin
 from deepex.errors import ConfigError
 from deepex.record.clock import BACKWARD, FORWARD, INPUT, UPDATE, PhaseClock
 
@@ -44,8 +43,6 @@ _MOST_STEPS: Final = 32  # of one graph
 _AHEAD_SECONDS: Final = 0.06  # the host is once to twice this ahead of the device, or a lap or two if they are longer
 _MOST_NAP_SECONDS: Final = 0.05
 _KEPT_PART: Final = 2  # of what the backward pass needs, half may stay longer, for gradients of weights that are behind
-_MOST_BEHIND_BYTES: Final = 1 << 29
-_EARLY_WEIGHTS: Final = 1 << 21  # so many are worth a launch within the backward pass: they take 10 µs
 
 
 @dataclass
@@ -78,9 +75,6 @@ class CapturedRunner(Runner):
         key = torch.zeros(1, dtype=torch.int64, device=self._device)
         folds = not parts.objective.needs_images
         self._fused = self._fuse(Means(weights=self._twin.of, lane=self._lane, key=key, folds=folds, room=self._twin.room))
-        if not gathers:
-            self._lane.settle = self._update_early
-        self._done: set[int] = set()  # slots of weights that this step has updated
         self._source = Source(parts, self._fused.fold, key, most_steps_at_once=_MOST_STEPS)
         self.sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._gathered = self._make_gathered()
@@ -142,22 +136,18 @@ class CapturedRunner(Runner):
     def _step(self, size: int, table: Gradients, *, capturing: bool, strict: bool = False) -> None:
         """One step on the current stream. `strict`: an error if it makes the host wait for the device."""
         parts, clock = self._parts, self._clock
-        self._table, self._capturing = table, capturing
-        self._done.clear()
-        table.clear()
         images, labels = self._source.take(size)
         clock.mark(INPUT)
         with _no_waiting() if strict else nullcontext():
             loss, tally = self._compute(images, labels)
-        rest = self._point(self._twin.gradients(self._lane, self._done))
+        table.point(self._twin.gradients(self._lane))
+        if not capturing:
+            table.send()
         if not parts.updates or self._adapts:
             table.gather(parts.arena.gradients)
         clock.mark(BACKWARD)
-        if parts.updates and self._gathered is not None:
-            parts.optimiser.adapt(parts.arena.gradient_tensors())
-            self._update(*self._gathered)
-        elif parts.updates:
-            self._update(table, rest)
+        if parts.updates:
+            self._update(table)
         finish_kernel[(1,)](self.sums, loss, tally, self._source.cursor, float(size), num_warps=1)
         if parts.updates:
             clock.mark(UPDATE)
@@ -173,8 +163,9 @@ class CapturedRunner(Runner):
         if self._fused.counters:
             torch._foreach_add_(self._fused.counters, self._fused.calls)
         self._clock.mark(FORWARD)
-        self._lane.most_bytes = min((self._allocated() - before) // _KEPT_PART, _MOST_BEHIND_BYTES)
-        loss.backward(unit(self._device))
+        self._lane.most_bytes = (self._allocated() - before) // _KEPT_PART
+        with torch.autograd.set_multithreading_enabled(False):  # a thread of its own would have memory for products of its own
+            loss.backward(unit(self._device))
         self._lane.join()
         self._parts.arena.take_back_buffers()  # part of the graph: the values of buffers that the network replaces
         return loss.detach(), tally
@@ -182,43 +173,28 @@ class CapturedRunner(Runner):
     def _allocated(self) -> int:
         return torch.cuda.memory_allocated(self._device) if self._stream is not None else 0
 
-    def _update_early(self, leaves: Sequence[torch.Tensor]) -> None:
-        """On the lane: update weights whose layers are through. Not those that are used again: there is more to their gradients."""
-        trainable, lone = self._parts.arena.trainable, self._fused.lone
-        ready = {place: leaf for place, leaf in self._twin.places(leaves).items() if id(trainable[place]) in lone}
-        if sum(leaf.numel() for leaf in ready.values()) >= _EARLY_WEIGHTS:
-            gradients = {place: like(self._lane.take(leaf), leaf) for place, leaf in ready.items()}
-            self._update(self._table, self._point(gradients))
-            self._done.update(ready)
-
-    def _point(self, gradients: dict[int, torch.Tensor]) -> range:
-        """Tell the step's table where gradients are; a graph's is sent when it is captured."""
-        part = self._table.point(gradients)
-        if not self._capturing:
-            self._table.send(part)
-        return part
-
-    def _update(self, table: Gradients, part: range) -> None:
-        if not part:
-            return
+    def _update(self, table: Gradients) -> None:
         arena, optim = self._parts.arena, self._parts.config.optim
+        if self._gathered is not None:
+            self._parts.optimiser.adapt(arena.gradient_tensors())
+            table = self._gathered
         decay = optim.weight_decay if optim.method == "sgd" else 0.0
         update(
-            *(table, part, arena, self._twin.shadow, self._source.rates, self._source.cursor),
+            *(table, arena, self._twin.shadow, self._source.rates, self._source.cursor),
             momentum=optim.momentum,
             decay=decay,
             nesterov=optim.nesterov,
         )
 
-    def _make_gathered(self) -> tuple[Gradients, range] | None:
+    def _make_gathered(self) -> Gradients | None:
         """The table of the arena's own gradients, where they are adapted (LARS) between being gathered and used."""
         arena = self._parts.arena
         if not self._adapts:
             return None
         table = Gradients(arena, decays=False)
-        part = table.point(dict(enumerate(arena.gradient_tensors())))
+        table.point(arena.gradient_tensors())
         table.send()
-        return table, part
+        return table
 
     def _fuse(self, means: Means) -> Fused:
         """The kernels want maps in channels-last order."""

@@ -5,8 +5,6 @@ weight = twin.of(parameter)       # a bf16 tensor; gradients are taken of it ins
 twin.cast()                       # after somebody has changed the arena's weights
 """
 
-from collections.abc import Collection
-
 import torch
 from torch import nn
 
@@ -60,21 +58,16 @@ class Twin:
         for leaf, parameter in zip(self.leaves, self._arena.trainable, strict=True):
             leaf.grad = parameter.grad = None
 
-    def gradients(self, lane: Lane, done: Collection[int]) -> dict[int, torch.Tensor]:
-        """The gradient for each slot but those that are `done`, in the order of the slot's memory; zeros for one that took no part.
+    def gradients(self, lane: Lane) -> list[torch.Tensor]:
+        """The gradient for each slot, in the order of the slot's memory; a weight that took no part has zeros.
 
         A parameter may have one beside its twin's: where a layer that is not fused uses it too.
         """
-        found = {}
-        for place, (leaf, parameter) in enumerate(zip(self.leaves, self._arena.trainable, strict=True)):
-            if place not in done:
-                gradient = lane.gradient(leaf) if leaf is parameter else lane.gradient(leaf, parameter)
-                found[place] = torch.zeros_like(leaf) if gradient is None else like(gradient, leaf)
+        found = []
+        for leaf, parameter in zip(self.leaves, self._arena.trainable, strict=True):
+            gradient = lane.gradient(leaf) if leaf is parameter else lane.gradient(leaf, parameter)
+            found.append(torch.zeros_like(leaf) if gradient is None else _like(gradient, leaf))
         return found
-
-    def places(self, leaves: Collection[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """The slots of some leaves."""
-        return {place: leaf for place, leaf in enumerate(self.leaves) if any(leaf is one for one in leaves)}
 
 
 def _shadow(weights: torch.Tensor, spare: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -86,7 +79,7 @@ def _shadow(weights: torch.Tensor, spare: torch.Tensor | None) -> tuple[torch.Te
     return halves[:count], halves[count : 2 * count] if halves.numel() >= 2 * count else None
 
 
-def like(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+def _like(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """The gradient with the strides of the leaf; nearly always it has them."""
     strides = zip(leaf.shape, leaf.stride(), gradient.stride(), strict=True)
     same = all(a == b for size, a, b in strides if size > 1)

@@ -93,10 +93,10 @@ def callers(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
 def _updates(dtype: torch.dtype) -> None:
     arena = Arena(nn.Linear(8, 8), CPU, gathers=True, moves=False)
     table = update.Gradients(arena, decays=True)
-    part = table.point({place: torch.zeros_like(weight, dtype=dtype) for place, weight in enumerate(arena.trainable)})
+    table.point([torch.zeros_like(weight, dtype=dtype) for weight in arena.trainable])
     table.gather(arena.gradients)
     shadow = torch.zeros_like(arena.weights, dtype=torch.bfloat16)
-    update.update(table, part, arena, shadow, torch.zeros(1), KEY, momentum=0.9, decay=0.1, nesterov=True)
+    update.update(table, arena, shadow, torch.zeros(1), KEY, momentum=0.9, decay=0.1, nesterov=True)
     update.finish_kernel[(1,)](torch.zeros(2, dtype=torch.float64), torch.zeros(()), KEY, KEY, 4.0, num_warps=1)
 
 

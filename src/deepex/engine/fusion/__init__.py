@@ -32,7 +32,6 @@ class Fused:
 
     `found` counts what was put together. `fold`: side of the squares, border and kernel of the folded images that it takes; zeros
     for plain ones. `counters`: of the batch norms' batches; a step adds `calls`, of which a norm that stands in two places has two.
-    `lone`: ids of parameters of which the graph has a single use.
     """
 
     def __init__(
@@ -41,9 +40,8 @@ class Fused:
         found: Counter[str],
         norms: list[nn.BatchNorm2d],
         fold: tuple[int, int, int] = (0, 0, 0),
-        lone: frozenset[int] = frozenset(),
     ) -> None:
-        self._run, self.found, self.fold, self.lone = run, found, fold, lone
+        self._run, self.found, self.fold = run, found, fold
         counters = {id(norm): norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None}
         self.counters = list(counters.values())
         self.calls = [sum(id(norm) == one for norm in norms) for one in counters]  # of each one's norm, in a step
@@ -90,7 +88,7 @@ class _Work:
         self._own()
         self._graph.lint()
         self._module.recompile()
-        return Fused(self._module, self._found, self._norms, self._fold, self._lone)
+        return Fused(self._module, self._found, self._norms, self._fold)
 
     def _additions(self) -> None:
         """norm(y) + other, activated or not."""

@@ -1,15 +1,12 @@
-"""The update of all weights in a few launches: gradients are read where the backward pass left them, each in its own precision.
+"""The update of all weights in one launch: gradients are read where the backward pass left them, each in its own precision.
 
     gradients = Gradients(arena, decays=True)
-    gradients.clear()                                              # before a backward pass
-    part = gradients.point({0: gradient, …}); gradients.send()     # where those are of the weights in slot 0 and others
-    update(gradients, part, arena, shadow, rates, cursor, …)
+    gradients.point(found); gradients.send()      # after a backward pass: where they are now
+    update(gradients, arena, shadow, config, rates, cursor)
 
 Weights and momentum are float32 in the arena; `shadow` is the weights' bf16 twin, which the network computes with, and is written
 in the same pass. A table on the device tells each program its piece of a gradient: address, place in the arena, length, kind.
 """
-
-from collections.abc import Mapping
 
 import torch
 import triton
@@ -75,42 +72,33 @@ class Gradients:
 
     def __init__(self, arena: Arena, *, decays: bool) -> None:
         self._slots, self._decayed = arena.layout.weights, len(arena.layout.decayed) if decays else 0
-        pieces = sum(-(-slot.count // BLOCK) for slot in self._slots)
-        self.table = torch.zeros((pieces, 4), dtype=torch.int64, device=arena.memory.device)
+        pieces = [(slot, first) for slot in self._slots for first in range(0, slot.count, BLOCK)]
+        self.count = len(pieces)
+        self.table = torch.zeros((self.count, 4), dtype=torch.int64, device=arena.memory.device)
         self._rows: list[tuple[int, int, int, int]] = []
 
-    def clear(self) -> None:
-        """Before a backward pass."""
-        self._rows = []
-
-    def point(self, gradients: Mapping[int, torch.Tensor]) -> range:
-        """Note where those of some slots are, dense and in the order of their weights; return the rows of the table that say so."""
-        begin = len(self._rows)
-        for number, gradient in gradients.items():
-            slot = self._slots[number]
+    def point(self, gradients: list[torch.Tensor]) -> None:
+        """Note where they are; they must be dense, in the order of their weights."""
+        rows = self._rows = []
+        for number, (slot, gradient) in enumerate(zip(self._slots, gradients, strict=True)):
             kind = (_BF16 if gradient.dtype == torch.bfloat16 else 0) | (_DECAYS if number < self._decayed else 0)
             assert gradient.dtype in (torch.bfloat16, torch.float32), f"the gradient of {slot.name} is {gradient.dtype}"
-            self._rows += [
+            rows += [
                 (gradient.data_ptr() + first * gradient.element_size(), slot.offset + first, min(BLOCK, slot.count - first), kind)
                 for first in range(0, slot.count, BLOCK)
             ]
-        return range(begin, len(self._rows))
 
-    def send(self, part: range | None = None) -> None:
+    def send(self) -> None:
         """Tell the device. Not within a capture: it copies from the host; but the kernels look only when they run."""
-        part = range(len(self._rows)) if part is None else part
-        rows = torch.tensor(self._rows[part.start : part.stop], dtype=torch.int64).view(-1, 4)
-        rows = rows.pin_memory() if self.table.is_cuda else rows
-        self.table[part.start : part.stop].copy_(rows, non_blocking=True)
+        self.table.copy_(torch.tensor(self._rows, dtype=torch.int64))
 
     def gather(self, into: torch.Tensor) -> None:
-        """Collect all of them in float32."""
-        gather_kernel[(len(self._rows),)](self.table, into, BLOCK)
+        """Collect them in float32."""
+        gather_kernel[(self.count,)](self.table, into, BLOCK)
 
 
 def update(
     gradients: Gradients,
-    part: range,
     arena: Arena,
     shadow: torch.Tensor | None,
     rates: torch.Tensor,
@@ -120,9 +108,9 @@ def update(
     decay: float,
     nesterov: bool,
 ) -> None:
-    """SGD with momentum for the weights whose gradients are in `part` of the table, at the rate in row `cursor` of `rates`."""
-    update_kernel[(len(part),)](
-        *(gradients.table[part.start :], arena.weights, arena.momentum, arena.weights if shadow is None else shadow, rates, cursor),
+    """SGD with momentum, at the rate in row `cursor` of `rates`."""
+    update_kernel[(gradients.count,)](
+        *(gradients.table, arena.weights, arena.momentum, arena.weights if shadow is None else shadow, rates, cursor),
         *(momentum, decay, momentum > 0, nesterov, shadow is not None, BLOCK),
         num_warps=4,
     )
