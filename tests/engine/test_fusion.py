@@ -70,8 +70,9 @@ def test_a_residual_network(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused.found["batch norm + ReLU + max pooling"] == 1
     owned = _owned(fused)
     assert owned[parts.Normed] == [True] * 8, "what only a norm reads may become its gradient"
-    plain, projected = [(True, False, True)] * 4, [(True, True, True)] * 3
-    assert sorted(owned[parts.Joined]) == [(True, False, False), *plain, *projected], "the last one's gradient is the pooling's"
+    plain, projected = [(True, False, True)] * 5, [(True, True, True)] * 3
+    assert sorted(owned[parts.Joined]) == [*plain, *projected]
+    assert fused.found["average pooling"] == 1
 
 
 def _owned(fused: Fused) -> dict[type, list[bool | tuple[bool, bool]]]:

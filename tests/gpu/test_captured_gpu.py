@@ -296,11 +296,7 @@ class Shared(nn.Module):
         return self.last(torch.relu(self.shared(nn.functional.max_pool2d(y, 4))).mean((2, 3)))
 
 
-def shared() -> nn.Module:
-    return Shared()
-
-
-@pytest.mark.parametrize("net", ["resnet18", f"{__name__}:shared"])
+@pytest.mark.parametrize("net", ["resnet18", "tests.gpu.test_captured_gpu:Shared"])
 def test_gradients_beside_and_in_turn_are_the_same_bits(net: str, make_data: MakeData, monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights' gradients on the stream beside, those of small maps alone, none: nobody reads what is not there yet."""
     for name, value in (("deterministic", True), ("benchmark", False)):

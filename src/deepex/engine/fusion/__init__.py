@@ -186,6 +186,8 @@ class _Work:
         module = self._plain(node)
         if type(module) is nn.MaxPool2d and parts.can_pool(module):
             self._replace("max pooling", parts.Pool(module), node)
+        elif parts.is_mean(module):
+            self._replace("average pooling", parts.Averaged(), node)
         elif type(module) is nn.Dropout and module.training and module.p > 0:
             self._replace("dropout", parts.Dropped(module, self._means, self._salt()), node)
         elif parts.is_response(module):

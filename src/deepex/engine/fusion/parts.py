@@ -17,6 +17,7 @@ from torch.nn import functional
 from deepex.engine.kernels.dropout import Dropout
 from deepex.engine.kernels.fork import fork
 from deepex.engine.kernels.join import can_join, join
+from deepex.engine.kernels.mean import mean
 from deepex.engine.kernels.noise import noise_like
 from deepex.engine.kernels.normalise import normalise, normalise_add
 from deepex.engine.kernels.pool import NormReluPool, ReluPool
@@ -115,6 +116,13 @@ class Pool(nn.Module):
     def forward(self, y: torch.Tensor) -> torch.Tensor:
         z: torch.Tensor = ReluPool.apply(y, None, False, *self._window)
         return z
+
+
+class Averaged(nn.Module):
+    """The mean of each map."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return mean(x) if x.dim() == 4 else functional.adaptive_avg_pool2d(x, 1)
 
 
 class Convolution(nn.Module):
@@ -301,7 +309,7 @@ class Response(nn.Module):
 
 
 _MAKERS = (
-    *(Normed, NormedPool, Pool, Convolution, PooledConvolution, ThinInput, ThinOutput),
+    *(Normed, NormedPool, Pool, Averaged, Convolution, PooledConvolution, ThinInput, ThinOutput),
     *(DenseMaps, Dropped, Response, Concatenated),
 )
 _PLAIN = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
@@ -314,7 +322,7 @@ def leaves_output(module: Any) -> bool:
 
 def makes_new_gradient(module: Any) -> bool:
     """Whether the gradient of a module's input lies in memory of its own."""
-    return type(module) in (Convolution, PooledConvolution, ThinOutput, Pool, Dense, FlatDense, DenseMaps)
+    return type(module) in (Convolution, PooledConvolution, ThinOutput, Pool, Averaged, Dense, FlatDense, DenseMaps)
 
 
 def makes_maps(module: Any) -> bool:
@@ -332,6 +340,11 @@ def can_pool(pool: Any) -> bool:
     pairs = [_pair(value) for value in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
     square = all(one == other for one, other in pairs)
     return square and pairs[3] == (1, 1) and not pool.return_indices and pairs[0][0] <= 3
+
+
+def is_mean(module: Any) -> bool:
+    """Whether this is average pooling over whole maps."""
+    return type(module) is nn.AdaptiveAvgPool2d and module.output_size in (1, (1, 1))
 
 
 def can_fold(module: Any) -> bool:

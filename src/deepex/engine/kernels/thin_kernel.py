@@ -63,11 +63,22 @@ def _taps(
 
 
 @triton.jit
+def _word_places(row, end):
+    """Where the bits of these rows are, for the program's block of channels: bit k of word j is that of channel 8·k + j.
+
+    So the bits of a word are in one thread's hands: those of a product's columns, as tensor cores leave them.
+    """
+    at = row.to(tl.int64)[:, None] * (8 * tl.num_programs(1)) + tl.program_id(1) * 8 + tl.arange(0, 8)[None, :]
+    return at, (row < end)[:, None]
+
+
+@triton.jit
 def thin_input_kernel(
     images,
     weight,
     bias,
     out,
+    passed,
     num_rows,
     rows_each,
     HEIGHT: tl.constexpr,
@@ -102,6 +113,9 @@ def thin_input_kernel(
             value += shift[None, :]
         if RELU:
             value = tl.maximum(value, 0.0)
+            word_at, held = _word_places(row, end)
+            bit = tl.reshape((value > 0.0).to(tl.int32), (ROWS, CHANNELS // 8, 8)) << tl.arange(0, CHANNELS // 8)[None, :, None]
+            tl.store(passed + word_at, tl.sum(bit, 1).to(passed.dtype.element_ty), mask=held)
         at, inside = tile(row, channel, end, NUM_CHANNELS)
         tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
         covered = following
@@ -111,7 +125,7 @@ def thin_input_kernel(
 @triton.jit
 def thin_input_gradient_kernel(
     g,
-    z,
+    passed,
     images,
     partial,
     num_rows,
@@ -139,7 +153,10 @@ def thin_input_gradient_kernel(
         at, inside = tile(row, channel, end, NUM_CHANNELS)
         value = tl.load(g + at, mask=inside, other=0.0)
         if MASKS:
-            value = tl.where(tl.load(z + at, mask=inside, other=0.0).to(tl.float32) > 0.0, value, 0.0)
+            word_at, held = _word_places(row, end)
+            word = tl.load(passed + word_at, mask=held, other=0).to(tl.int32)
+            bit = (word[:, None, :] >> tl.arange(0, CHANNELS // 8)[None, :, None]) & 1
+            value = tl.where(tl.reshape(bit, (ROWS, CHANNELS)) == 1, value, 0.0)
         covered = _taps(images, row, end, HEIGHT, WIDTH, THIN, SIDE, MARGIN, False, TAPS).to(g.dtype.element_ty)
         covered = tl.where((tap == THIN * SIDE * SIDE)[None, :], 1.0, covered).to(g.dtype.element_ty)
         total = _multiply(tl.trans(value), covered, total)

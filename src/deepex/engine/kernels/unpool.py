@@ -140,7 +140,7 @@ def max_pool_backward(
     batch, channels = g.shape[:2]
     dy = torch.empty((batch, channels, *size), dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
     cells = _Cells(dy, g, kernel, stride, padding)
-    parts = cells.parts(4 * processors(g.device)) if bias else cells.tiles
+    parts = cells.parts(6 * processors(g.device)) if bias else cells.tiles  # measured on an H200: 4 and 8 take 5 % longer
     partial = torch.empty((parts, channels), dtype=torch.float32, device=g.device) if bias else dy
     unpool_kernel[parts, cells.blocks](
         *(g, where, dy, dy, dy, partial, *cells.sizes, channels, parts), NORM=False, SUMS=bias, num_warps=4, **cells.constants
