@@ -78,10 +78,10 @@ def _launch(g: torch.Tensor, z: torch.Tensor | None, dy: torch.Tensor | None) ->
         stride = g.shape[1]
     channels = g.shape[1]
     rows = g.numel() // channels
-    # 64 channels are 128 bytes of bf16: whole lines of the cache; a tile of 2,048 is 16 bytes for each of 128 threads, twice, and
-    # eight programs of 4 warps to a multiprocessor keep enough of them in flight.
+    # 64 channels are 128 bytes of bf16: whole lines of the cache; a tile of 1,024 is 16 bytes for each of 128 threads, and eight
+    # programs of 4 warps to a multiprocessor keep enough of them in flight.
     block = min(triton.next_power_of_2(channels), 64)
-    height = 2048 // block
+    height = 1024 // block
     num_blocks = triton.cdiv(channels, block)
     each, parts = divide_rows(rows, height, max(8 * processors(g.device) // num_blocks, 1))
     partial = torch.empty((parts, channels), dtype=torch.float32, device=g.device)

@@ -62,14 +62,14 @@ def thin_input_forward(
     rows = n * lines * columns
     out = torch.empty((n, channels, lines, columns), dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
     taps = _padded(thin * side * side)
-    # 64 × 128 sums are 32 registers for each of 256 threads, of 84 in all: three programs to a multiprocessor, whose stores overlap
-    # with the gathering of others. Two rounds of them, so that the weight is loaded seldom, and the last round is a full one.
-    tile = 64 if images.dtype == torch.bfloat16 else 32
+    # Of a product of 64 × 128 or 128 × 64, each of 128 threads has 64 sums, a word's bits among them. Six or eight programs to a
+    # multiprocessor, in two rounds: the weight is loaded seldom, and stores overlap with the gathering of others.
     block = _channels(channels)
+    tile = _rows(block, images.dtype)
     num_blocks = triton.cdiv(channels, block)
     words = torch.uint8 if block <= 64 else torch.uint16
     passed = torch.empty((rows, num_blocks, 8), dtype=words, device=images.device) if relu else None
-    each, parts = divide_rows(rows, tile, max(6 * processors(images.device) // num_blocks, 1))
+    each, parts = divide_rows(rows, tile, max((8 if block == 64 else 6) * processors(images.device) // num_blocks, 1))
     thin_input_kernel[(parts, num_blocks)](
         images,
         weight.contiguous(),
@@ -89,7 +89,7 @@ def thin_input_forward(
         ROWS=tile,
         CHANNELS=block,
         TAPS=taps,
-        num_warps=_warps(block),
+        num_warps=4,
     )
     return out, passed
 
@@ -105,10 +105,10 @@ def thin_input_gradients(
     weight_grad = torch.empty((channels, thin, side, side), dtype=torch.float32, device=g.device)
     bias_grad = torch.empty(channels, dtype=torch.float32, device=g.device)
     taps = _padded(thin * side * side)
-    # 64 rows of 128 channels of g and of z are 32 KB, read one tile ahead into registers (64 for each of 256 threads in all): three
-    # programs to a multiprocessor have 96 KB in flight, and the fewer they are, the less there is to add up.
-    tile = 64 if g.dtype == torch.bfloat16 else 32
+    # 64 rows of 128 channels of g are 16 KB, read two tiles ahead: three programs to a multiprocessor have 96 KB in flight, and the
+    # fewer they are, the less there is to add up.
     block = _channels(channels)
+    tile = _rows(block, g.dtype)
     num_blocks = triton.cdiv(channels, block)
     each, parts = divide_rows(rows, tile, max(3 * processors(g.device) // num_blocks, 1))
     partial = torch.empty(parts * channels * taps, dtype=torch.float32, device=g.device)
@@ -129,8 +129,8 @@ def thin_input_gradients(
         ROWS=tile,
         CHANNELS=block,
         TAPS=taps,
-        num_warps=_warps(block),
-        num_stages=2,
+        num_warps=4,
+        num_stages=3,
     )
     area = side * side
     _finish(partial, parts, channels * taps, weight_grad, None, bias_grad, (thin, side, channels, taps), (area, thin * area))
@@ -282,9 +282,9 @@ def _channels(channels: int) -> int:
     return max(16, min(int(triton.next_power_of_2(channels)), 128))
 
 
-def _warps(block: int) -> int:
-    """Half as many for a small product, which has nothing for the others to do."""
-    return 4 if block <= 32 else 8
+def _rows(block: int, dtype: torch.dtype) -> int:
+    """Rows of a tile into a wide map, for a block of channels: measured on an H200."""
+    return (128 if block == 64 else 64) // (1 if dtype == torch.bfloat16 else 2)
 
 
 def _margin(images: torch.Tensor, side: int, padding: int | None) -> int:
