@@ -8,6 +8,8 @@ from torch.nn import functional
 
 from deepex.engine.kernels.thin import (
     thin_input_convolution,
+    thin_input_forward,
+    thin_input_gradients,
     thin_output_convolution,
     thin_output_forward,
     thin_output_gradients,
@@ -96,6 +98,22 @@ def test_into_a_wide_map(case: Case, wide: int, relu: bool, data: st.DataObject)
     assert distance(_grad(weight), _grad(exact_weight), least=1.0) < 1e-5
     if bias is not None and exact_bias is not None:
         assert distance(_grad(bias), _grad(exact_bias), least=1.0) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wide", [5, 64, 128, 200])
+def test_the_bits_of_what_a_relu_let_through(wide: int, dtype: torch.dtype) -> None:
+    """In blocks of all sizes, and in several: the same gradients as of one that was stopped before."""
+    torch.manual_seed(wide)
+    images = torch.randn(2, 1, 5, 6, device=DEVICE).to(dtype)
+    weight, bias = torch.randn(wide, 1, 3, 3, device=DEVICE), torch.randn(wide, device=DEVICE)
+    out, passed = thin_input_forward(images, weight, bias, relu=True)
+    assert passed is not None
+    g = torch.randn_like(out)
+    for bits, whole in zip(
+        thin_input_gradients(g, passed, images, 3), thin_input_gradients(g * (out > 0), None, images, 3), strict=True
+    ):
+        assert torch.equal(bits, whole)
 
 
 @settings(max_examples=8 if DEVICE == "cpu" else 4)
