@@ -1,6 +1,7 @@
 """Whole networks with their fusions, against the same networks as they are: outputs, gradients, buffers."""
 
 import copy
+import gc
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepex import nets
 from deepex.engine.fusion import Fused, fuse, parts
 from deepex.engine.fusion.parts import Means
+from deepex.engine.kernels.normalise import remaker
 from deepex.engine.product import Lane
 from deepex.nets.response import LocalResponse
 
@@ -116,6 +119,47 @@ class _Shared(nn.Module):
 def test_nothing_is_written_over_that_others_read(kind: str) -> None:
     torch.manual_seed(0)
     _compare(_Shared(kind), torch.randn(3, 4, 6, 5))
+
+
+class _Smaller(nn.Module):
+    """A map that a convolution makes smaller, and that may have a second reader."""
+
+    def __init__(self, *, twice: bool) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3, stride=2)
+        self.twice = twice
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = torch.relu(self.norm(self.first(x)))
+        y = self.second(z)
+        return y.mean() + z.mean() if self.twice else y.mean()
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_huge_map_is_not_kept_but_made_again(twice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits either way; where somebody else reads it, it is kept."""
+    torch.manual_seed(0)
+    network = _Smaller(twice=twice).to(DEVICE, memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 9, 8, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    gradients = []
+    for huge in (0, 1 << 28):
+        maps: list[StorageWeakRef] = []
+
+        def noted(z: torch.Tensor, maps: list[StorageWeakRef] = maps) -> Any:
+            maps.append(StorageWeakRef(z.untyped_storage()))
+            return remaker(z)
+
+        monkeypatch.setattr(parts, "_HUGE_BYTES", huge)
+        monkeypatch.setattr(parts, "remaker", noted)
+        fused, lane = _fused(network)
+        loss = fused(images)
+        gc.collect()  # interpreted kernels hold their arguments in cycles
+        assert [one.expired() for one in maps] == [True] * (huge == 0 and not twice)
+        network.zero_grad()
+        loss.backward()
+        lane.join()
+        gradients.append([lane.gradient(parameter) for parameter in network.parameters()])
+    assert all(map(torch.equal, *gradients))
 
 
 def test_an_autoencoder() -> None:

@@ -151,9 +151,13 @@ def convolve(
     lane: Lane,
     reorder: Reorder | None = None,
     owned: bool = False,
+    remake: Callable[[], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """A convolution, with bias and ReLU where there are any; the lane is given the gradients of weight and bias."""
-    y: torch.Tensor = _Convolve.apply(x, weight, bias, geometry, relu, lane, reorder, owned)
+    """A convolution, with bias and ReLU where there are any; the lane is given the gradients of weight and bias.
+
+    `remake`: makes x again in the backward pass, so that it is not kept until then.
+    """
+    y: torch.Tensor = _Convolve.apply(x, weight, bias, geometry, relu, lane, reorder, owned, remake)
     return y
 
 
@@ -181,7 +185,7 @@ def dense(
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
-        geometry, relu, _, reorder, _ = how
+        geometry, relu, _, reorder, _, remake = how
         arranged = weight if reorder is None else reorder(weight)
         if relu and bias is not None and x.is_cuda:
             y = torch.cudnn_convolution_relu(
@@ -190,21 +194,22 @@ class _Convolve(torch.autograd.Function):
         else:
             y = functional.conv2d(x, arranged, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
             y = y.relu_() if relu else y
-        ctx.save_for_backward(x, arranged, y if relu else None)
+        ctx.save_for_backward(x if remake is None else None, arranged, y if relu else None)
         ctx.weight, ctx.bias, ctx.how = weight, bias, how
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
-        geometry, _, lane, reorder, owned = ctx.how
+        geometry, _, lane, reorder, owned, remake = ctx.how
         x, arranged, g = _behind(ctx, g, lane, owned=owned)
+        x = x if remake is None else remake()
         g = g.contiguous(memory_format=torch.channels_last)
         shape = (None, geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups)
         back = torch.ops.aten.convolution_backward
         _aside(lane, ctx.weight, reorder, lambda: back(g, x, arranged, *shape, (False, True, False))[1], g, x)
         dx = back(g, x, arranged, *shape, (True, False, False))[0] if ctx.needs_input_grad[0] else None
-        return dx, *[None] * 7
+        return dx, *[None] * 8
 
 
 class _Dense(torch.autograd.Function):

@@ -246,6 +246,8 @@ class _Work:
                 module.owned = (self._is_left(node, 0), self._is_left(node, 1), self._gets_new_gradient(first))
             elif isinstance(module, parts.Convolution | parts.DenseMaps):
                 module.owned = self._gets_new_gradient(node)
+            if parts.makes_smaller(module):
+                module.remakes = isinstance(self._made(node.args[0]), parts.Normed) and len(node.args[0].users) == 1
 
     def _gets_new_gradient(self, node: fx.Node) -> bool:
         """Whether the gradient of what a node makes comes from one user, and is nobody else's."""

@@ -8,7 +8,7 @@ pass then writes where it reads, and a step needs less memory.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -19,13 +19,15 @@ from deepex.engine.kernels.fork import fork
 from deepex.engine.kernels.join import can_join, join
 from deepex.engine.kernels.mean import mean
 from deepex.engine.kernels.noise import noise_like
-from deepex.engine.kernels.normalise import normalise, normalise_add
+from deepex.engine.kernels.normalise import normalise, normalise_add, remaker
 from deepex.engine.kernels.pool import NormReluPool, ReluPool
 from deepex.engine.kernels.response import LocalResponse
 from deepex.engine.kernels.take import folded_channels
 from deepex.engine.kernels.thin import is_thin, thin_input_convolution, thin_output_convolution
 from deepex.engine.kernels.transpose import Turn
 from deepex.engine.product import Geometry, Lane, Reorder, convolve, dense, flipped, folded
+
+_HUGE_BYTES: Final = 1 << 28  # a map so large that a pass over it, 0.2 ms on an H200, is worth its memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +135,7 @@ class Convolution(nn.Module):
         self._weight, self._bias = _tensors(module, means)
         self._relu, self._lane = relu, means.lane
         self.owned = False  # the output's gradient
+        self.remakes = False  # whether its input is a norm's, and nobody else's
         self._reorder: Reorder | None = None
         self._other: tuple[Any, ...] = ()
         transposed = isinstance(module, nn.ConvTranspose2d)
@@ -148,6 +151,7 @@ class Convolution(nn.Module):
             self._other = (module,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        remake = remaker(x) if self.remakes and x.nbytes >= _HUGE_BYTES and x.dtype == self._weight.dtype else None
         x = _last(x.to(self._weight.dtype))
         if not self._other:
             return convolve(
@@ -156,6 +160,7 @@ class Convolution(nn.Module):
                 lane=self._lane,
                 reorder=self._reorder,
                 owned=self.owned,
+                remake=remake,
             )
         module = self._other[0]
         y = functional.conv_transpose2d(
@@ -318,6 +323,11 @@ _PLAIN = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPoo
 def leaves_output(module: Any) -> bool:
     """Whether a module needs its output no longer once it is made: a convolution without a ReLU."""
     return type(module) is Convolution and not module._relu
+
+
+def makes_smaller(module: Any) -> bool:
+    """Whether a module makes small maps of large ones: a convolution with a stride."""
+    return type(module) is Convolution and max(module._geometry.stride) > 1 and not module._other
 
 
 def makes_new_gradient(module: Any) -> bool:

@@ -7,8 +7,11 @@
 `again` is `z` once more, for the second of two users: the gradients of both come to the backward pass apart and are added there, on
 the way, instead of in a pass of their own. `owned` says that nobody else has y, y2, or the gradient of z: what the backward pass
 makes of them then lies where they did.
+
+    make = remaker(z)      # z need not be kept for the backward pass: make() is z once more, until its own gradient is computed
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +31,19 @@ def normalise(y: torch.Tensor, norm: nn.BatchNorm2d, *, relu: bool, owned: bool 
     """norm(y), or relu(norm(y)); moves the running averages as the module would."""
     z: torch.Tensor = _Normalise.apply(y, norm.weight, norm.bias, None, None, None, norm, None, relu, (owned, False, False))[0]
     return z
+
+
+def remaker(z: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+    """What makes `z`, given by `normalise`, again, bit by bit; None if it has no gradient, for which it would keep y."""
+    node: Any = z.grad_fn
+
+    def make() -> torch.Tensor:
+        y, _, _, _, _, saved, _ = node.saved_tensors
+        z = torch.empty_like(y)
+        _apply(y, saved, y, saved, z, second=0, relu=node.relu)
+        return z
+
+    return None if node is None else make
 
 
 def normalise_add(
@@ -82,9 +98,7 @@ class _Normalise(torch.autograd.Function):
             statistics(y, gamma, beta, norm, saved)
             if norm2 is not None:
                 statistics(x2, n2.weight, n2.bias, n2, saved2)
-            height, width = _tile(channels)
-            grid = (triton.cdiv(rows, height), triton.cdiv(channels, width))
-            kernels.apply_kernel[grid](y, saved, x2, saved2, z, rows, channels, second, relu, height, width, num_warps=4)
+            _apply(y, saved, x2, saved2, z, second=second, relu=relu)
         ctx.save_for_backward(y, other if second == 2 else None, z if second and relu else None, gamma, gamma2, saved, saved2)
         ctx.second, ctx.relu, ctx.owned = second, relu, owned
         ctx.set_materialize_grads(False)
@@ -136,6 +150,16 @@ class _Normalise(torch.autograd.Function):
         shortcut = None if ctx.second == 0 else d if ctx.second == 1 else dy2
         gamma2_grad, beta2_grad = (grads[2], grads[3]) if num_norms == 2 else (None, None)
         return dy, grads[0], grads[1], shortcut, gamma2_grad, beta2_grad, *[None] * 4
+
+
+def _apply(
+    y: torch.Tensor, saved: torch.Tensor, y2: torch.Tensor, saved2: torch.Tensor, z: torch.Tensor, *, second: int, relu: bool
+) -> None:
+    channels = y.shape[1]
+    rows = y.numel() // channels
+    height, width = _tile(channels)
+    grid = (triton.cdiv(rows, height), triton.cdiv(channels, width))
+    kernels.apply_kernel[grid](y, saved, y2, saved2, z, rows, channels, second, relu, height, width, num_warps=4)
 
 
 def statistics(y: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, norm: nn.BatchNorm2d, saved: torch.Tensor) -> None:
