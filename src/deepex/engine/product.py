@@ -6,9 +6,8 @@
 
 A weight's gradient is needed by the update alone, the input's gradient by everything that follows. So the first goes to a stream of
 its own, where it fills what the other leaves of the GPU, and is given to the lane; unless it is so large that it fills the GPU by
-itself. Bias and ReLU are part of the same kernel
-forwards, and of one pass backwards; `owned` says that the gradient that comes in is nobody else's: this pass may then write where
-it reads.
+itself. Bias and ReLU are part of the same kernel forwards, and of one pass backwards; `owned` says that the gradient that comes in
+is nobody else's: this pass may then write where it reads.
 """
 
 import functools

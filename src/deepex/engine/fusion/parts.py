@@ -135,7 +135,7 @@ class Convolution(nn.Module):
         self._weight, self._bias = _tensors(module, means)
         self._relu, self._lane = relu, means.lane
         self.owned = False  # the output's gradient
-        self.remakes = False  # whether its input is a norm's, and nobody else's
+        self.remakes = False  # whether its input, if huge, is made again in the backward pass: it is a norm's, and nobody else's
         self._reorder: Reorder | None = None
         self._other: tuple[Any, ...] = ()
         transposed = isinstance(module, nn.ConvTranspose2d)
