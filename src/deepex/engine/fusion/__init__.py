@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from deepex.engine.fusion import parts
+from deepex.engine.fusion import kinds, parts
 from deepex.engine.fusion.parts import Means
 from deepex.engine.fusion.trace import IN_PLACE, calls, has_hooks, trace
 
@@ -126,7 +126,7 @@ class _Work:
         self._norms.append(norm)
         last, relu = self._activated(node)
         pool = self._next(last, nn.MaxPool2d) if relu else None
-        if pool is not None and parts.can_pool(self._modules[str(pool.target)]):
+        if pool is not None and kinds.can_pool(self._modules[str(pool.target)]):
             self._replace(
                 "batch norm + ReLU + max pooling", parts.NormedPool(norm, self._modules[str(pool.target)]), node, last, pool
             )
@@ -139,21 +139,21 @@ class _Work:
         if type(module) not in (nn.Conv2d, nn.ConvTranspose2d) or module.padding_mode != "zeros" or isinstance(module.padding, str):
             return
         first = isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder" and len(node.args[0].users) == 1
-        thin = first and parts.can_be_thin_input(module) and not self._is_shared(module)
+        thin = first and kinds.can_be_thin_input(module) and not self._is_shared(module)
         last, relu = self._activated(node)
         pool = self._next(last, nn.MaxPool2d)
         name = type(module).__name__
-        if first and parts.can_fold(module) and self._means.folds:
+        if first and kinds.can_fold(module) and self._means.folds:
             self._fold = (module.stride[0], module.padding[0], module.kernel_size[0])
             made: nn.Module = parts.Convolution(module, self._means, relu=relu, folds=True)
             name = "folded " + name
-        elif pool is not None and type(module) is nn.Conv2d and parts.can_pool(self._modules[str(pool.target)]):
+        elif pool is not None and type(module) is nn.Conv2d and kinds.can_pool(self._modules[str(pool.target)]):
             made = parts.PooledConvolution(module, self._modules[str(pool.target)], self._means, relu=relu, thin=thin)
             self._replace("thin " * thin + name + " + ReLU" * relu + " + max pooling", made, *dict.fromkeys((node, last, pool)))
             return
         elif thin:
             made, name = parts.ThinInput(module, self._means, relu=relu), "thin " + name
-        elif parts.can_be_thin_output(module) and not relu and not self._is_shared(module):
+        elif kinds.can_be_thin_output(module) and not relu and not self._is_shared(module):
             made, name = parts.ThinOutput(module, self._means), "thin " + name
         else:
             made = parts.Convolution(module, self._means, relu=relu)
@@ -184,13 +184,13 @@ class _Work:
     def _single(self, node: fx.Node) -> None:
         """What stands alone."""
         module = self._plain(node)
-        if type(module) is nn.MaxPool2d and parts.can_pool(module):
+        if type(module) is nn.MaxPool2d and kinds.can_pool(module):
             self._replace("max pooling", parts.Pool(module), node)
-        elif parts.is_mean(module):
+        elif kinds.is_mean(module):
             self._replace("average pooling", parts.Averaged(), node)
         elif type(module) is nn.Dropout and module.training and module.p > 0:
             self._replace("dropout", parts.Dropped(module, self._means, self._salt()), node)
-        elif parts.is_response(module):
+        elif kinds.is_response(module):
             self._replace("local response", parts.Response(module), node)
 
     def _noises(self) -> None:

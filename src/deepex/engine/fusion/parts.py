@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from deepex.engine.fusion.kinds import is_convolution, window
 from deepex.engine.kernels.dropout import Dropout
 from deepex.engine.kernels.fork import fork
 from deepex.engine.kernels.join import can_join, join
@@ -23,7 +24,7 @@ from deepex.engine.kernels.normalise import normalise, normalise_add, remaker
 from deepex.engine.kernels.pool import NormReluPool, ReluPool
 from deepex.engine.kernels.response import LocalResponse
 from deepex.engine.kernels.take import folded_channels
-from deepex.engine.kernels.thin import is_thin, thin_input_convolution, thin_output_convolution
+from deepex.engine.kernels.thin import thin_input_convolution, thin_output_convolution
 from deepex.engine.kernels.transpose import Turn
 from deepex.engine.product import Geometry, Lane, Reorder, convolve, dense, flipped, folded
 
@@ -100,7 +101,7 @@ class NormedPool(nn.Module):
 
     def __init__(self, norm: nn.BatchNorm2d, pool: nn.Module) -> None:
         super().__init__()
-        self._norm, self._window = (norm,), _window(pool)
+        self._norm, self._window = (norm,), window(pool)
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:
         norm = self._norm[0]
@@ -113,7 +114,7 @@ class Pool(nn.Module):
 
     def __init__(self, pool: nn.Module) -> None:
         super().__init__()
-        self._window = _window(pool)
+        self._window = window(pool)
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:
         z: torch.Tensor = ReluPool.apply(y, None, False, *self._window)
@@ -143,7 +144,7 @@ class Convolution(nn.Module):
         if folds:
             self._reorder = folded(self._weight, module.stride[0], folded_channels(module.stride[0], module.in_channels))
             self._geometry = Geometry(stride=(1, 1), padding=(0, 0))
-        elif transposed and _is_convolution(module):
+        elif transposed and is_convolution(module):
             self._reorder = flipped(self._weight)
             padding = tuple(side - 1 - pad for side, pad in zip(module.kernel_size, module.padding, strict=True))
             self._geometry = Geometry(stride=(1, 1), padding=padding)
@@ -178,7 +179,7 @@ class PooledConvolution(nn.Module):
     def __init__(self, module: Any, pool: nn.Module, means: Means, *, relu: bool, thin: bool = False) -> None:
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
-        self._relu, self._lane, self._window = relu, means.lane, _window(pool)
+        self._relu, self._lane, self._window = relu, means.lane, window(pool)
         self._thin = thin
         self._geometry = Geometry(stride=module.stride, padding=module.padding, dilation=module.dilation, groups=module.groups)
 
@@ -345,57 +346,6 @@ def only_reads(module: Any) -> bool:
     return makes_maps(module) or type(module) in (Joined, Dense, FlatDense)
 
 
-def can_pool(pool: Any) -> bool:
-    """Whether the kernels do this max pooling."""
-    pairs = [_pair(value) for value in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
-    square = all(one == other for one, other in pairs)
-    return square and pairs[3] == (1, 1) and not pool.return_indices and pairs[0][0] <= 3
-
-
-def is_mean(module: Any) -> bool:
-    """Whether this is average pooling over whole maps."""
-    return type(module) is nn.AdaptiveAvgPool2d and module.output_size in (1, (1, 1))
-
-
-def can_fold(module: Any) -> bool:
-    """Whether a convolution of the images is faster over folded ones: few channels, and a stride."""
-    plain = type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1)
-    square = len(set(module.kernel_size)) == len(set(module.stride)) == len(set(module.padding)) == 1
-    return plain and square and module.stride[0] > 1 and module.kernel_size[0] > module.stride[0] and module.in_channels <= 4
-
-
-def can_be_thin_input(module: Any) -> bool:
-    """Whether the thin kernels do this convolution of the images."""
-    side, padding = module.kernel_size[0], module.padding[0]
-    square = module.kernel_size == (side, side) and module.padding == (padding, padding)
-    centred = square and padding <= side // 2
-    few = is_thin(module.in_channels, side) and module.groups == 1
-    return type(module) is nn.Conv2d and centred and few and module.stride == (1, 1) and module.dilation == (1, 1)
-
-
-def can_be_thin_output(module: Any) -> bool:
-    """Whether the thin kernels do this convolution to few channels."""
-    side = module.kernel_size[0]
-    centred = module.kernel_size == (side, side) and module.padding == (side // 2, side // 2)
-    few = is_thin(module.out_channels, side) and module.in_channels % 16 == 0 and module.groups == 1
-    return centred and few and module.stride == (1, 1) and module.dilation == (1, 1) and _no_output_padding(module)
-
-
-def is_response(module: Any) -> bool:
-    """Whether this is local response normalisation across channels: torch's, or one that says so."""
-    return type(module) is nn.LocalResponseNorm or getattr(module, "is_local_response", False)
-
-
-def _is_convolution(module: Any) -> bool:
-    """Whether a transposed convolution is a plain one with its weight turned round."""
-    fits = all(pad < side for side, pad in zip(module.kernel_size, module.padding, strict=True))
-    return fits and module.stride == (1, 1) and module.dilation == (1, 1) and module.groups == 1 and _no_output_padding(module)
-
-
-def _no_output_padding(module: Any) -> bool:
-    return not any(_pair(getattr(module, "output_padding", 0)))
-
-
 def _tensors(module: Any, means: Means) -> tuple[torch.Tensor, torch.Tensor | None]:
     return means.weights(module.weight), None if module.bias is None else means.weights(module.bias)
 
@@ -403,15 +353,6 @@ def _tensors(module: Any, means: Means) -> tuple[torch.Tensor, torch.Tensor | No
 def _dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, relu: bool, lane: Lane) -> torch.Tensor:
     y = dense(x.reshape(-1, x.shape[-1]).to(weight.dtype), weight, bias, relu=relu, lane=lane)
     return y.view(*x.shape[:-1], -1)
-
-
-def _window(pool: Any) -> tuple[int, int, int, bool]:
-    kernel, stride, padding = (_pair(value)[0] for value in (pool.kernel_size, pool.stride, pool.padding))
-    return kernel, stride, padding, pool.ceil_mode
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
 
 
 def _last(x: torch.Tensor) -> torch.Tensor:
