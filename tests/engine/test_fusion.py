@@ -17,25 +17,25 @@ from deepex import nets
 from deepex.engine.fusion import Fused, fuse, parts
 from deepex.engine.fusion.parts import Means
 from deepex.engine.kernels.normalise import remaker
-from deepex.engine.product import Lane
+from deepex.engine.product import Lane, dense
 from deepex.nets.response import LocalResponse
 
 torch.backends.cudnn.allow_tf32 = False
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _fused(network: nn.Module, *, folds: bool = False) -> tuple[Fused, Lane]:
+def _fused(network: nn.Module, **means: Any) -> tuple[Fused, Lane]:
     lane = Lane(DEVICE)
     key = torch.ones(1, dtype=torch.int64, device=DEVICE)
-    return fuse(network, Means(weights=lambda parameter: parameter, lane=lane, key=key, folds=folds)), lane
+    return fuse(network, Means(weights=lambda parameter: parameter, lane=lane, key=key, **means)), lane
 
 
-def _compare(network: nn.Module, images: torch.Tensor, bound: float = 2e-4) -> Fused:
+def _compare(network: nn.Module, images: torch.Tensor, bound: float = 2e-4, **means: Any) -> Fused:
     """Run both in float32 and the plain one in float64, too: a network that magnifies rounding is allowed to."""
     network = network.to(DEVICE, memory_format=torch.channels_last).train()
     images = images.to(DEVICE).contiguous(memory_format=torch.channels_last)
     exact = copy.deepcopy(network).double()
-    fused, lane = _fused(network)
+    fused, lane = _fused(network, **means)
     torch.manual_seed(0)
     found = _first(fused(images))
     torch.manual_seed(0)
@@ -451,6 +451,34 @@ class _Tied(nn.Module):
 def test_tied_weights_get_the_gradients_of_all_their_uses(kind: str) -> None:
     torch.manual_seed(0)
     _compare_used(_Tied(kind).to(DEVICE), torch.randn(2, 4, 6, 6, device=DEVICE))
+
+
+class _TurnedTwice(nn.Module):
+    """A dense layer behind two maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+        self.flat, self.dense = nn.Flatten(), nn.Linear(4 * 3 * 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.dense(self.flat(self.first(x)))) * self.dense(self.flat(self.second(x)))
+
+
+def test_a_weight_that_is_turned_twice_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There its gradient would lie, in the middle of the backward pass, where its second use has the weight."""
+    torch.manual_seed(0)
+    network, turned = _TurnedTwice(), []
+    room = torch.empty_like(network.dense.weight, device=DEVICE)
+
+    def noted(*arguments: Any, **options: Any) -> torch.Tensor:
+        turned.append(options["reorder"])
+        return dense(*arguments, **options)
+
+    monkeypatch.setattr(parts, "dense", noted)
+    _compare(network, torch.randn(5, 3, 5, 4), room=lambda _parameter: room)
+    assert len(turned) == 2
+    assert None not in turned
 
 
 def _compare_used(network: nn.Module, images: torch.Tensor) -> Fused:

@@ -67,10 +67,7 @@ class _Work:
         self._module = fx.GraphModule(network, graph)
         self._modules = dict(network.named_modules())
         called = [self._modules[str(node.target)] for node in graph.nodes if node.op == "call_module"]
-        named = [id(parameter) for _, parameter in network.named_parameters(remove_duplicate=False)]
-        plain = {id(operator.attrgetter(str(node.target))(self._module)) for node in graph.nodes if node.op == "get_attr"}
         self._uses = Counter(id(getattr(module, "weight", None)) for module in called)
-        self._lone = frozenset(one for one in named if named.count(one) == 1 == self._uses[one] and one not in plain)
         self._found: Counter[str] = Counter()
         self._norms: list[nn.BatchNorm2d] = []
         self._fold = (0, 0, 0)
@@ -286,9 +283,8 @@ class _Work:
         return self._uses[id(module.weight)] > 1
 
     def _room(self, module: nn.Module) -> torch.Tensor | None:
-        """Memory for a module's weight in another order. There is one for each, so none where two modules might turn it."""
-        weight = cast("nn.Parameter", module.weight)
-        return self._means.room(weight) if id(weight) in self._lone else None
+        """Memory for a module's weight in another order. There is one for each weight, so none where it may be turned twice."""
+        return None if self._is_shared(module) else self._means.room(cast("nn.Parameter", module.weight))
 
     def _activated(self, node: fx.Node) -> tuple[fx.Node, bool]:
         """The node's ReLU if that is all that uses it, and whether there is one."""
