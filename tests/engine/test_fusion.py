@@ -108,13 +108,20 @@ class _Shared(nn.Module):
         if self.kind == "a sum and what came before":
             before = self.second(x)  # whose gradient is looked at later
             return self.other(torch.relu(self.norm(self.first(x)) + x) + before)
+        if self.kind == "a shortcut's ReLU and what came before":
+            y = self.first(x)
+            before = torch.tanh(y)  # as above; and the sum of norm and shortcut hands on what it gets
+            return ((self.norm(y) + torch.relu(self.second(x))) + before) * self.other(x)
         added = torch.relu(self.first(x)) + torch.relu(self.second(x))  # autograd hands one gradient to both
         return self.norm(added) * self.other(x)
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["two norms, added", "a norm and a convolution", "a norm of what a ReLU keeps", "a sum and what came before", "a sum of two"],
+    [
+        *("two norms, added", "a norm and a convolution", "a norm of what a ReLU keeps", "a sum and what came before"),
+        *("a shortcut's ReLU and what came before", "a sum of two"),
+    ],
 )
 def test_nothing_is_written_over_that_others_read(kind: str) -> None:
     torch.manual_seed(0)
