@@ -2,7 +2,7 @@
 
     gradients = Gradients(arena, decays=True)
     gradients.point(found); gradients.send()      # after a backward pass: where they are now
-    update(gradients, arena, shadow, config, rates, cursor)
+    update(gradients, arena, shadow, rates, cursor, momentum=0.9, decay=1e-4, nesterov=False)
 
 Weights and momentum are float32 in the arena; `shadow` is the weights' bf16 twin, which the network computes with, and is written
 in the same pass. A table on the device tells each program its piece of a gradient: address, place in the arena, length, kind.
@@ -72,8 +72,7 @@ class Gradients:
 
     def __init__(self, arena: Arena, *, decays: bool) -> None:
         self._slots, self._decayed = arena.layout.weights, len(arena.layout.decayed) if decays else 0
-        pieces = [(slot, first) for slot in self._slots for first in range(0, slot.count, BLOCK)]
-        self.count = len(pieces)
+        self.count = sum(-(-slot.count // BLOCK) for slot in self._slots)
         self.table = torch.zeros((self.count, 4), dtype=torch.int64, device=arena.memory.device)
         self._rows: list[tuple[int, int, int, int]] = []
 
