@@ -103,7 +103,7 @@ def test_into_a_wide_map(case: Case, wide: int, relu: bool, data: st.DataObject)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wide", [5, 64, 128, 200])
 def test_the_bits_of_what_a_relu_let_through(wide: int, dtype: torch.dtype) -> None:
-    """In blocks of all sizes, and in several: the same gradients as of one that was stopped before."""
+    """In blocks of all sizes, and in several: the same gradients as of one that was stopped before, but for the order of sums."""
     torch.manual_seed(wide)
     images = torch.randn(2, 1, 5, 6, device=DEVICE).to(dtype)
     weight, bias = torch.randn(wide, 1, 3, 3, device=DEVICE), torch.randn(wide, device=DEVICE)
@@ -113,7 +113,7 @@ def test_the_bits_of_what_a_relu_let_through(wide: int, dtype: torch.dtype) -> N
     for bits, whole in zip(
         thin_input_gradients(g, passed, images, 3), thin_input_gradients(g * (out > 0), None, images, 3), strict=True
     ):
-        assert torch.equal(bits, whole)
+        assert distance(bits, whole, least=1.0) < 1e-5  # one that is let through wrongly moves a sum by far more
 
 
 @settings(max_examples=8 if DEVICE == "cpu" else 4)
