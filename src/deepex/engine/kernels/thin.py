@@ -209,7 +209,7 @@ def thin_output_gradients(
     block = _channels(channels)
     num_blocks = triton.cdiv(channels, block)
     each, parts = divide_rows(rows, tile, max(2 * processors(x.device) // num_blocks, 1))
-    size = channels * taps + taps + channels
+    size = channels * taps + taps + (channels if masks else 0)
     partial = torch.empty(parts * size, dtype=torch.float32, device=x.device)
     thin_output_gradient_kernel[(parts, num_blocks)](
         dout,

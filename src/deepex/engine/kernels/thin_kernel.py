@@ -296,7 +296,7 @@ def thin_output_gradient_kernel(
             d = tl.where(value.to(tl.float32) > 0.0, d, 0.0)
             dx_total += d
         tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
-    place = partial + tl.program_id(0).to(tl.int64) * (NUM_CHANNELS * TAPS + TAPS + NUM_CHANNELS)
+    place = partial + tl.program_id(0).to(tl.int64) * (NUM_CHANNELS * TAPS + TAPS + (NUM_CHANNELS if MASKS else 0))
     tl.store(place + channel[:, None] * TAPS + tap[None, :], weight_total, mask=known[:, None])
     place += NUM_CHANNELS * TAPS
     if tl.program_id(1) == 0:
