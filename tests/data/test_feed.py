@@ -368,6 +368,24 @@ def test_a_batch_is_gathered_without_a_copy_beside_it(make: Callable[..., Store]
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
+def test_batches_that_are_skipped_are_on_the_device(shuffled: bool, parts: dict[int, PackedPart]) -> None:
+    """Several at once, as a captured step takes them: where `next` would find them."""
+    samples = Samples(parts[10], Shards(COUNT, 1, 8), range(1), seed=5, shuffled=shuffled)
+    turns = [Turn(0, 0, 17)]
+    expected = collect(DeviceFeed(samples, CPU), turns, range(1))
+    feed = DeviceFeed(samples, CPU)
+    feed.begin(0, turns)
+    bounds = list(samples.batches(turns))
+    for first, stop in ((0, 5), (5, 6), (6, 17)):
+        feed.skip(stop - first)
+        for (begin, end), (images, labels) in zip(bounds[first:stop], expected[first:stop], strict=True):
+            places = feed.order[begin:end]
+            assert torch.equal(feed.images[places], torch.as_tensor(images))
+            assert torch.equal(feed.labels[places], torch.as_tensor(labels))
+    feed.close()
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
 def test_the_host_keeps_nothing_when_the_device_has_all(shuffled: bool, parts: dict[int, PackedPart]) -> None:
     feed = DeviceFeed(Samples(parts[10], Shards(COUNT, 1, 8), range(1), seed=5, shuffled=shuffled), CPU)
     kept = [weakref.ref(one) for one in (feed._exchange, *feed._memory._buffers, feed._memory._pinned_labels)]

@@ -4,15 +4,20 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import nn
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
+from deepex.data.feeds.samples import Samples, Turn
+from deepex.data.feeds.shard import Shards
 from deepex.data.pack import pack
 from deepex.engine import checkpoint as checkpoints
 from deepex.engine import choose
@@ -22,6 +27,7 @@ from deepex.engine.captured import CapturedRunner
 from deepex.engine.config import RunConfig
 from deepex.engine.fusion import parts
 from deepex.engine.learner import Learner
+from deepex.engine.source import Source
 from deepex.engine.twin import Twin
 from deepex.errors import ConfigError
 from deepex.recipes.job import make_job
@@ -231,6 +237,24 @@ def test_the_host_waits_for_what_it_queued_the_time_before(monkeypatch: pytest.M
         queued[0] = lap
         runner._keep_pace()
     assert waits == [(6, 0), (6, 1), (6, 2), (9, 3), (9, 4), (9, 5), (12, 6), (12, 7), (12, 8)]
+
+
+@given(
+    count=st.integers(1, 40),
+    replicas=st.integers(1, 4),
+    batch=st.integers(1, 9),
+    steps=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    data=st.data(),
+)
+def test_the_sizes_of_a_turns_batches(count: int, replicas: int, batch: int, steps: tuple[int, int], data: st.DataObject) -> None:
+    """As the feeds have them, also of a turn that begins where its shard has ended."""
+    assume(replicas * batch <= count)
+    samples = object.__new__(Samples)
+    samples.shards, samples.start = Shards(count, replicas, batch), 0
+    source = object.__new__(Source)
+    source._parts = SimpleNamespace(samples=samples)
+    turn = Turn(data.draw(st.integers(0, replicas - 1), label="replica"), steps[0], sum(steps))
+    assert source.batches(turn) == [end - begin for begin, end in samples.batches([turn])]
 
 
 def test_a_network_that_counts_its_calls_is_refused(small: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,8 +104,7 @@ class CapturedRunner(Runner):
         sizes = self._source.batches(turn)
         while sizes:
             lap = next(lap for lap in self.laps if lap.fits(sizes))
-            for _ in range(lap.steps):
-                self._source.bring()
+            self._source.bring(lap.steps)
             if self._random:
                 generator_of(self._device).manual_seed(self._source.keys[self._row])
             lap.run()

@@ -73,12 +73,14 @@ class Source:
 
     def batches(self, turn: Turn) -> list[int]:
         """How many samples each batch of a turn has."""
-        return [end - begin for begin, end in self._parts.samples.batches([turn])]
+        batch, count = self._parts.samples.shards.batch, self._count(turn.replica)
+        full, rest = divmod(max(min(turn.stop * batch, count) - turn.start * batch, 0), batch)
+        return [batch] * full + [rest] * (rest > 0)
 
-    def bring(self) -> None:
-        """See to it that the next batch is on the device when the stream gets there."""
+    def bring(self, steps: int) -> None:
+        """See to it that the next batches are on the device when the stream gets there; not more than one unless `resident`."""
         if self._resident is not None:
-            self._resident.skip()
+            self._resident.skip(steps)
             return
         images, labels = self._parts.feed.next()
         self._taker.images[: len(images)].copy_(images)

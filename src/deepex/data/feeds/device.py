@@ -14,6 +14,7 @@ not packed shuffled are scattered over all files; they are collected in host mem
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Any, final
 
 import numpy as np
@@ -63,16 +64,17 @@ class DeviceFeed(Feed):
 
     @override
     def next(self) -> Batch:
-        begin, end = self.skip()
-        indices = self.order[begin:end]
-        return self.images.index_select(0, indices), self.labels.index_select(0, indices)
-
-    def skip(self) -> tuple[int, int]:
-        """Go on by a batch, and tell where it is in `order`: what the current stream does from then on finds its samples there."""
         begin, end = next(self._batches)
         if self._awaited:
             self._wait(begin, end)
-        return begin, end
+        indices = self.order[begin:end]
+        return self.images.index_select(0, indices), self.labels.index_select(0, indices)
+
+    def skip(self, count: int) -> None:
+        """Go on by some batches: what the current stream does from then on finds their samples here. Not for use with `next`."""
+        if self._awaited:  # else nobody cares which they are
+            for begin, end in islice(self._batches, count):
+                self._wait(begin, end)
 
     @override
     def close(self) -> None:
