@@ -162,6 +162,17 @@ def test_the_same_bits_in_every_run() -> None:
     assert all(a is not None and b is not None and torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("masks", [False, True])
+def test_what_nobody_wrote_is_not_added_up(masks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that starts as numbers whose sum overflows, which the interpreter warns of."""
+    case = Case(n=2, taps=(1, 3), wide=16, height=5, width=6, dtype=torch.float32, bias=False, seed=3)
+    x, g, weight = case.maps(16, 1).relu(), case.maps(1, 2), case.weight(16, 1).detach()
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options).fill_(3e38))
+    found = thin_output_gradients(g, x, weight, transposed=True, masks=masks)
+    assert all(bool((one.abs() < 1e6).all()) for one in found if one is not None)
+
+
 def test_what_the_kernels_do_not_take_is_refused() -> None:
     images = torch.randn(1, 1, 4, 4, device=DEVICE)
     with pytest.raises(ValueError, match="multiple of 16"):
