@@ -57,6 +57,7 @@ def finish_statistics_kernel(
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < num_channels
     rows = num_rows * 1.0
+    held = _parameters(gamma, beta, running_mean, running_variance, channel, known, TRACKS)
     middle = tl.load(partial + channel, mask=known, other=0.0)
     summed = tl.zeros((PARTS, CHANNELS), tl.float32)
     spread = tl.zeros((PARTS, CHANNELS), tl.float32)
@@ -72,30 +73,41 @@ def finish_statistics_kernel(
     beside = tl.sum(summed, 0) / rows
     sum_squares = tl.maximum(tl.sum(spread, 0) - rows * beside * beside, 0.0)
     _finish_statistics(
-        middle + beside, sum_squares, gamma, beta, saved, running_mean, running_variance, channel, known, num_channels, rows, eps,
+        middle + beside, sum_squares, held, saved, running_mean, running_variance, channel, known, num_channels, rows, eps,
         momentum, TRACKS,
     )  # fmt: skip
 
 
 @triton.jit
+def _parameters(gamma, beta, running_mean, running_variance, channel, known, TRACKS: tl.constexpr):
+    """What a norm has of its channels; read early, so that nobody waits for it behind the sums."""
+    weight = tl.load(gamma + channel, mask=known, other=1.0).to(tl.float32)
+    bias = tl.load(beta + channel, mask=known, other=0.0).to(tl.float32)
+    mean, variance = bias, bias
+    if TRACKS:
+        mean = tl.load(running_mean + channel, mask=known, other=0.0)
+        variance = tl.load(running_variance + channel, mask=known, other=0.0)
+    return weight, bias, mean, variance
+
+
+@triton.jit
 def _finish_statistics(
-    mean, sum_squares, gamma, beta, saved, running_mean, running_variance, channel, known, num_channels, rows, eps, momentum,
+    mean, sum_squares, held, saved, running_mean, running_variance, channel, known, num_channels, rows, eps, momentum,
     TRACKS: tl.constexpr,
 ):  # fmt: skip
     """Keep mean, 1/deviation, and norm(y) = scale·y + shift; move the running averages."""
+    weight, bias, old_mean, old_variance = held
     rstd = 1.0 / tl.sqrt(sum_squares / rows + eps)
-    scale = tl.load(gamma + channel, mask=known, other=1.0).to(tl.float32) * rstd
-    shift = tl.load(beta + channel, mask=known, other=0.0).to(tl.float32) - mean * scale
+    scale = weight * rstd
+    shift = bias - mean * scale
     tl.store(saved + channel, mean, mask=known)
     tl.store(saved + num_channels + channel, rstd, mask=known)
     tl.store(saved + 2 * num_channels + channel, scale, mask=known)
     tl.store(saved + 3 * num_channels + channel, shift, mask=known)
     if TRACKS:
-        old = tl.load(running_mean + channel, mask=known, other=0.0)
-        tl.store(running_mean + channel, old + momentum * (mean - old), mask=known)
-        old = tl.load(running_variance + channel, mask=known, other=0.0)
         unbiased = sum_squares / tl.maximum(rows - 1.0, 1.0)
-        tl.store(running_variance + channel, old + momentum * (unbiased - old), mask=known)
+        tl.store(running_mean + channel, old_mean + momentum * (mean - old_mean), mask=known)
+        tl.store(running_variance + channel, old_variance + momentum * (unbiased - old_variance), mask=known)
     return scale, shift
 
 
@@ -190,6 +202,9 @@ def finish_gradient_kernel(
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < num_channels
     rows = num_rows * 1.0
+    held = _held(gamma, saved, channel, known, num_channels)
+    if NORMS == 2:
+        held2 = _held(gamma2, saved2, channel, known, num_channels)
     all_d = tl.zeros((PARTS, CHANNELS), tl.float32)
     all_y = tl.zeros((PARTS, CHANNELS), tl.float32)
     all_y2 = tl.zeros((PARTS, CHANNELS), tl.float32)
@@ -202,20 +217,25 @@ def finish_gradient_kernel(
         if NORMS == 2:
             all_y2 += tl.load(at + 2 * num_channels, mask=there, other=0.0)
     d_sum = tl.sum(all_d, 0)
-    finish_gradient(d_sum, tl.sum(all_y, 0), gamma, saved, grads, factors, channel, known, num_channels, rows)
+    _finish_gradient(d_sum, tl.sum(all_y, 0), held, grads, factors, channel, known, num_channels, rows)
     if NORMS == 2:
-        finish_gradient(
-            d_sum, tl.sum(all_y2, 0), gamma2, saved2, grads + 2 * num_channels, factors + 3 * num_channels, channel, known,
-            num_channels, rows,
-        )  # fmt: skip
+        grads2, factors2 = grads + 2 * num_channels, factors + 3 * num_channels
+        _finish_gradient(d_sum, tl.sum(all_y2, 0), held2, grads2, factors2, channel, known, num_channels, rows)
 
 
 @triton.jit
-def finish_gradient(d_sum, along, gamma, saved, grads, factors, channel, known, num_channels, rows):
-    """Gradients of scale and shift in `grads`; and dy = factors[0]·d + factors[1]·y + factors[2]."""
+def _held(gamma, saved, channel, known, num_channels):
+    """Mean, 1/deviation and weight of a norm's channels; read early, as above."""
     mean = tl.load(saved + channel, mask=known, other=0.0)
     rstd = tl.load(saved + num_channels + channel, mask=known, other=0.0)
-    scale = tl.load(gamma + channel, mask=known, other=0.0).to(tl.float32) * rstd
+    return mean, rstd, tl.load(gamma + channel, mask=known, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _finish_gradient(d_sum, along, held, grads, factors, channel, known, num_channels, rows):
+    """Gradients of scale and shift in `grads`; and dy = factors[0]·d + factors[1]·y + factors[2]."""
+    mean, rstd, weight = held
+    scale = weight * rstd
     tl.store(grads + channel, along * rstd, mask=known)
     tl.store(grads + num_channels + channel, d_sum, mask=known)
     slope = -scale * rstd * rstd * along / rows
@@ -257,15 +277,15 @@ def _store_gradient(gradient, value, factors, dy, channel, known, inside, at, nu
 
 @triton.jit
 def _moments(
-    y, gamma, beta, saved, running_mean, running_variance, channel, known, inside, at, num_channels, rows, eps, momentum,
+    value, gamma, beta, saved, running_mean, running_variance, channel, known, inside, num_channels, rows, eps, momentum,
     TRACKS: tl.constexpr,
 ):  # fmt: skip
     """norm(y), with all rows at hand: the mean first, then the deviations from it."""
-    value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    held = _parameters(gamma, beta, running_mean, running_variance, channel, known, TRACKS)
     mean = tl.sum(value, 0) / rows
     apart = tl.where(inside, value - mean[None, :], 0.0)
     scale, shift = _finish_statistics(
-        mean, tl.sum(apart * apart, 0), gamma, beta, saved, running_mean, running_variance, channel, known, num_channels, rows, eps,
+        mean, tl.sum(apart * apart, 0), held, saved, running_mean, running_variance, channel, known, num_channels, rows, eps,
         momentum, TRACKS,
     )  # fmt: skip
     return value * scale[None, :] + shift[None, :]
@@ -284,14 +304,17 @@ def small_kernel(
     inside = (row < num_rows)[:, None] & known[None, :]
     at = row[:, None] * num_channels + channel[None, :]
     rows = num_rows * 1.0
+    value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    if SHORTCUT > 0:  # on its way while the sums are made
+        other = tl.load(shortcut + at, mask=inside, other=0.0).to(tl.float32)
     value = _moments(
-        y, gamma, beta, saved, running_mean, running_variance, channel, known, inside, at, num_channels, rows, eps, momentum, TRACKS
+        value, gamma, beta, saved, running_mean, running_variance, channel, known, inside, num_channels, rows, eps, momentum, TRACKS
     )
     if SHORTCUT == 1:
-        value += tl.load(shortcut + at, mask=inside, other=0.0).to(tl.float32)
+        value += other
     if SHORTCUT == 2:
         value += _moments(
-            shortcut, gamma2, beta2, saved2, running_mean2, running_variance2, channel, known, inside, at, num_channels, rows, eps2,
+            other, gamma2, beta2, saved2, running_mean2, running_variance2, channel, known, inside, num_channels, rows, eps2,
             momentum2, TRACKS2,
         )  # fmt: skip
     if RELU:
@@ -311,25 +334,26 @@ def small_gradient_kernel(
     at = row[:, None] * num_channels + channel[None, :]
     rows = num_rows * 1.0
     value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.load(saved + channel, mask=known, other=0.0)
+    held = _held(gamma, saved, channel, known, num_channels)
     scale = tl.load(saved + 2 * num_channels + channel, mask=known, other=0.0)
     shift = tl.load(saved + 3 * num_channels + channel, mask=known, other=0.0)
+    if NORMS == 2:  # on their way while the sums are made
+        value2 = tl.load(y2 + at, mask=inside, other=0.0).to(tl.float32)
+        held2 = _held(gamma2, saved2, channel, known, num_channels)
     d = _incoming(g, g2, z, value, scale, shift, inside, at, TWO, MASK)
     if WRITES:
         rounded = d.to(d_out.dtype.element_ty)
         tl.store(d_out + at, rounded, mask=inside)
         d = rounded.to(tl.float32)
     d_sum = tl.sum(d, 0)
-    along = tl.sum(d * (value - mean[None, :]), 0)
-    f0, f1, f2 = finish_gradient(d_sum, along, gamma, saved, grads, factors, channel, known, num_channels, rows)
+    along = tl.sum(d * (value - held[0][None, :]), 0)
+    f0, f1, f2 = _finish_gradient(d_sum, along, held, grads, factors, channel, known, num_channels, rows)
     result = f0[None, :] * d + f1[None, :] * value + f2[None, :]
     tl.store(dy + at, result.to(dy.dtype.element_ty), mask=inside)
     if NORMS == 2:
-        value = tl.load(y2 + at, mask=inside, other=0.0).to(tl.float32)
-        mean = tl.load(saved2 + channel, mask=known, other=0.0)
-        along = tl.sum(d * (value - mean[None, :]), 0)
-        f0, f1, f2 = finish_gradient(
-            d_sum, along, gamma2, saved2, grads + 2 * num_channels, factors + 3 * num_channels, channel, known, num_channels, rows
+        along = tl.sum(d * (value2 - held2[0][None, :]), 0)
+        f0, f1, f2 = _finish_gradient(
+            d_sum, along, held2, grads + 2 * num_channels, factors + 3 * num_channels, channel, known, num_channels, rows
         )
-        result = f0[None, :] * d + f1[None, :] * value + f2[None, :]
+        result = f0[None, :] * d + f1[None, :] * value2 + f2[None, :]
         tl.store(dy2 + at, result.to(dy2.dtype.element_ty), mask=inside)

@@ -12,7 +12,7 @@ makes of them then lies where they did.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
@@ -25,6 +25,12 @@ from deepex.engine.kernels.division import FINISHED, at_once, processors
 Owned = tuple[bool, bool, bool]
 _FEW_ROWS, _SMALL_ROWS = 512, 2048  # up to here one program holds all rows of some channels
 _LARGE = 1 << 23  # elements of a map that is read from memory, not from the cache
+_Tile = tuple[int, int, int, int]  # rows, channels, programs for each processor, warps
+# Of passes that reduce, measured on an H200: 64 channels are whole cache lines.
+_STATISTICS: Final[_Tile] = 64, 64, 4, 8
+_SMALL_STATISTICS: Final[_Tile] = 128, 32, 2, 8
+_SUMS: Final[_Tile] = 64, 64, 4, 4
+_SUMS_WRITTEN: Final[_Tile] = 32, 64, 4, 4  # by a program that writes what it adds up
 
 
 def normalise(y: torch.Tensor, norm: nn.BatchNorm2d, *, relu: bool, owned: bool = False) -> torch.Tensor:
@@ -86,13 +92,13 @@ class _Normalise(torch.autograd.Function):
         second = 0 if other is None else 1 if norm2 is None else 2
         x2, n2 = (y if other is None else other), (norm2 or norm)
         if _is_small(rows, channels):
-            height, width = _small_tile(rows)
+            height, width, warps = _small_tile(rows)
             kernels.small_kernel[(triton.cdiv(channels, width),)](
                 *(y, gamma, beta, saved, norm.running_mean, norm.running_var),
                 *(x2, n2.weight, n2.bias, saved2, n2.running_mean, n2.running_var),
                 *(z, rows, channels, norm.eps, norm.momentum, n2.eps, n2.momentum),
                 *(_tracks(norm), _tracks(n2), second, relu, height, width),
-                num_warps=8 if rows > _FEW_ROWS else 4,
+                num_warps=warps,
             )
         else:
             statistics(y, gamma, beta, norm, saved)
@@ -127,18 +133,18 @@ class _Normalise(torch.autograd.Function):
         inputs = (g, g if again is None else again, y, y if y2 is None else y2, y if z is None else z, d)
         norms = (gamma, saved, gamma if gamma2 is None else gamma2, saved2)
         if _is_small(rows, channels):
-            height, width = _small_tile(rows)
+            height, width, warps = _small_tile(rows)
             kernels.small_gradient_kernel[(triton.cdiv(channels, width),)](
                 *(*inputs, *norms, grads, factors, dy, dy2, rows, channels),
                 *(again is not None, mask, num_norms, writes, height, width),
-                num_warps=8 if rows > _FEW_ROWS else 4,
+                num_warps=warps,
             )
         else:
-            height, width, parts, each = _split(y, (32, 64) if writes else (64, 128))
+            height, width, parts, each, warps = _split(y, _SUMS_WRITTEN if writes else _SUMS)
             partial = torch.empty((parts, num_norms + 1, channels), device=y.device)
             kernels.gradient_sums_kernel[(parts, triton.cdiv(channels, width))](
                 *(*inputs, partial, saved, saved2, rows, channels, each, again is not None, mask, num_norms, writes, height, width),
-                num_warps=4,
+                num_warps=warps,
             )
             finish_gradients(partial, norms, grads, factors, rows)
             height, width = _tile(channels)
@@ -166,9 +172,10 @@ def statistics(y: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, norm: n
     """Fill `saved` from the channels-last map `y`, and move the running averages."""
     channels = y.shape[1]
     rows = y.numel() // channels
-    height, width, parts, each = _split(y, (64, 128))
+    height, width, parts, each, warps = _split(y, _STATISTICS if y.numel() > _LARGE else _SMALL_STATISTICS)
     partial = torch.empty((parts, 2, channels), device=y.device)
-    kernels.statistics_kernel[(parts, triton.cdiv(channels, width))](y, partial, rows, channels, each, height, width, num_warps=8)
+    grid = (parts, triton.cdiv(channels, width))
+    kernels.statistics_kernel[grid](y, partial, rows, channels, each, height, width, num_warps=warps)
     kernels.finish_statistics_kernel[(triton.cdiv(channels, FINISHED),)](
         *(partial, gamma, beta, saved, norm.running_mean, norm.running_var, rows, channels, each, parts, norm.eps, norm.momentum),
         *(_tracks(norm), FINISHED, at_once(parts)),
@@ -186,18 +193,14 @@ def finish_gradients(
     )
 
 
-def _split(y: torch.Tensor, heights: tuple[int, int]) -> tuple[int, int, int, int]:
-    """How a pass that reduces is split: rows and channels of a tile, parts, rows of each part.
-
-    Measured on an H200: tiles of 64 channels (whole cache lines) and four waves of programs for large maps; half the width and half
-    the programs for small ones. `heights`: rows of a tile for either.
-    """
+def _split(y: torch.Tensor, tile: _Tile) -> tuple[int, int, int, int, int]:
+    """How a pass that reduces is split: rows and channels of a tile, parts, rows of each part, warps."""
     channels = y.shape[1]
-    rows, large = y.numel() // channels, y.numel() > _LARGE
-    height, width = heights[not large], min(64 if large else 32, triton.next_power_of_2(channels))
-    parts = max(1, processors(y.device) * (4 if large else 2) // triton.cdiv(channels, width))
+    height, width, programs, warps = tile
+    rows, width = y.numel() // channels, min(width, triton.next_power_of_2(channels))
+    parts = max(1, processors(y.device) * programs // triton.cdiv(channels, width))
     each = triton.cdiv(triton.cdiv(rows, parts), height) * height
-    return height, width, triton.cdiv(rows, each), each
+    return height, width, triton.cdiv(rows, each), each, warps
 
 
 def _tile(channels: int) -> tuple[int, int]:
@@ -211,9 +214,9 @@ def _is_small(rows: int, channels: int) -> bool:
     return rows <= _FEW_ROWS or (rows <= _SMALL_ROWS and channels <= 1024)
 
 
-def _small_tile(rows: int) -> tuple[int, int]:
-    height = max(triton.next_power_of_2(rows), 16)
-    return height, 16 if rows <= _FEW_ROWS else 8
+def _small_tile(rows: int) -> tuple[int, int, int]:
+    """All rows, how many channels, and warps."""
+    return max(triton.next_power_of_2(rows), 16), *((16, 4) if rows <= _FEW_ROWS else (8, 8))
 
 
 def _place(y: torch.Tensor, *, owned: bool) -> torch.Tensor:
