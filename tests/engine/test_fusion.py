@@ -181,6 +181,41 @@ def test_an_autoencoder() -> None:
     assert fused.found["noise"] == 1
 
 
+class _Thinner(nn.Module):
+    """A map behind a ReLU that becomes thin, and may have a second reader."""
+
+    def __init__(self, *, bias: bool, twice: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(6, 16, 3, padding=1, bias=bias)
+        self.second = nn.ConvTranspose2d(16, 2, 3, padding=1)
+        self.twice = twice
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = torch.relu(self.first(x))
+        y = self.second(z)
+        return y + z.mean(1, keepdim=True) if self.twice else y
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_relu_in_front_of_a_thin_convolution(twice: bool, bias: bool) -> None:
+    """Its gradient is the thin convolution's business, unless somebody else has one, too."""
+    torch.manual_seed(0)
+    fused = _compare(_Thinner(bias=bias, twice=twice), torch.randn(3, 6, 6, 5))
+    made = [module for module in fused._run.modules() if isinstance(module, parts.Convolution)]
+    assert [module.masked for module in made] == [not twice]
+
+
+def test_frozen_biases_in_front_of_a_thin_convolution_get_nothing() -> None:
+    network = _Thinner(bias=True, twice=False).to(DEVICE, memory_format=torch.channels_last)
+    network.first.bias.requires_grad_(False)
+    fused, lane = _fused(network)
+    fused(torch.randn(2, 6, 6, 5, device=DEVICE)).sum().backward()
+    lane.join()
+    assert lane.gradient(network.first.bias) is None
+    assert lane.gradient(network.first.weight) is not None
+
+
 class _Small(nn.Module):
     """Makes what is drawn from it disappear, for a network whose two copies draw different numbers."""
 

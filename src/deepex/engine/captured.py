@@ -27,6 +27,7 @@ from deepex.data.feeds.samples import Turn
 from deepex.engine.fusion import Fused, fuse
 from deepex.engine.fusion.parts import Means
 from deepex.engine.fusion.trace import host_random
+from deepex.engine.graph import replace_memsets
 from deepex.engine.kernels.loss import loss_and_tally, unit
 from deepex.engine.kernels.update import Gradients, finish_kernel, update
 from deepex.engine.product import Lane
@@ -234,7 +235,7 @@ class CapturedRunner(Runner):
         torch.cuda.synchronize(self._device)
         gc.collect()
         torch.cuda.empty_cache()
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        graph, current = torch.cuda.CUDAGraph(keep_graph=True), torch.cuda.current_stream(self._device)
         # Not "global": a thread may be bringing samples to the device meanwhile.
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -243,6 +244,8 @@ class CapturedRunner(Runner):
         except BaseException:
             torch.cuda.set_stream(current)  # where torch does not leave it after a failure
             raise
+        replace_memsets(graph)
+        graph.instantiate()
         self._pool = graph.pool()
         for table in tables:
             table.send()

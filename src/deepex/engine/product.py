@@ -22,6 +22,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from deepex.engine.kernels.activation import bias_gradient, bias_relu_backward
+from deepex.engine.kernels.dense import dense_weight_gradient, is_small
+from deepex.engine.kernels.folded import can_be_folded, folded_forward, folded_weight_gradient
 from deepex.engine.kernels.transpose import Turn, gather
 
 _DEPTH: Final = 4  # gradients that may be behind: their inputs stay in memory so long
@@ -59,14 +61,18 @@ class Lane:
         """Before a step."""
         self._gradients.clear()
 
-    def run(self, work: Callable[[], None], *reads: torch.Tensor) -> None:
-        """Run `work`, which reads the tensors `reads`."""
+    def moment(self) -> Any:
+        """Where the current stream is now: work may run from there on, though it is given later."""
+        return None if self._stream is None else torch.cuda.current_stream().record_event()
+
+    def run(self, work: Callable[[], None], *reads: torch.Tensor, since: Any = None) -> None:
+        """Run `work`, which reads the tensors `reads`; they are there since that `moment`, or since now."""
         if self._stream is None or _bytes(reads) > _LARGE_BYTES:
             self.join()  # the leaf may have got a gradient there
             work()
             return
         main = torch.cuda.current_stream()
-        self._stream.wait_stream(main)
+        self._stream.wait_event(since or self.moment())
         with torch.cuda.stream(self._stream):
             work()
             event = torch.cuda.Event()
@@ -151,12 +157,14 @@ def convolve(
     reorder: Reorder | None = None,
     owned: bool = False,
     remake: Callable[[], torch.Tensor] | None = None,
+    masked: bool = False,
 ) -> torch.Tensor:
     """A convolution, with bias and ReLU where there are any; the lane is given the gradients of weight and bias.
 
-    `remake`: makes x again in the backward pass, so that it is not kept until then.
+    `remake`: makes x again in the backward pass, so that it is not kept until then. `masked`: the gradient that comes is that in
+    front of the ReLU already, and the bias has got its own.
     """
-    y: torch.Tensor = _Convolve.apply(x, weight, bias, geometry, relu, lane, reorder, owned, remake)
+    y: torch.Tensor = _Convolve.apply(x, weight, bias, geometry, relu, lane, reorder, owned, remake, masked)
     return y
 
 
@@ -184,31 +192,42 @@ def dense(
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
-        geometry, relu, _, reorder, _, remake = how
+        geometry, relu, _, reorder, _, remake, masked = how
         arranged = weight if reorder is None else reorder(weight)
-        if relu and bias is not None and x.is_cuda:
+        ctx.folded = geometry == Geometry(stride=(1, 1), padding=(0, 0)) and not relu and can_be_folded(x, arranged)
+        if ctx.folded:
+            y = folded_forward(x, arranged, bias)
+        elif relu and bias is not None and x.is_cuda:
             y = torch.cudnn_convolution_relu(
                 x, arranged, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups
             )
         else:
             y = functional.conv2d(x, arranged, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
             y = y.relu_() if relu else y
-        ctx.save_for_backward(x if remake is None else None, arranged, y if relu else None)
+        ctx.save_for_backward(x if remake is None else None, arranged, y if relu and not masked else None)
         ctx.weight, ctx.bias, ctx.how = weight, bias, how
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
-        geometry, _, lane, reorder, owned, remake = ctx.how
-        x, arranged, g = _behind(ctx, g, lane, owned=owned)
+        geometry, _, lane, reorder, owned, remake, masked = ctx.how
+        x, arranged, g = _behind(ctx, g, lane, owned=owned, masked=masked)
         x = x if remake is None else remake()
         g = g.contiguous(memory_format=torch.channels_last)
         shape = (None, geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups)
         back = torch.ops.aten.convolution_backward
-        _aside(lane, ctx.weight, reorder, lambda: back(g, x, arranged, *shape, (False, True, False))[1], g, x)
+
+        def weight_gradient() -> torch.Tensor:
+            if ctx.folded:
+                return folded_weight_gradient(g, x, arranged.shape[2])
+            gradient: torch.Tensor = back(g, x, arranged, *shape, (False, True, False))[1]
+            return gradient
+
+        since = lane.moment()  # all that follows waits for the input's gradient: it is launched first, and has the GPU first
         dx = back(g, x, arranged, *shape, (True, False, False))[0] if ctx.needs_input_grad[0] else None
-        return dx, *[None] * 8
+        _aside(lane, ctx.weight, reorder, weight_gradient, g, x, since=since)
+        return dx, *[None] * 9
 
 
 class _Dense(torch.autograd.Function):
@@ -233,16 +252,22 @@ class _Dense(torch.autograd.Function):
         _, lane, reorder, bias_reorder, owned = ctx.how
         x, arranged, g = _behind(ctx, g, lane, bias_reorder, owned=owned)
         g = g.contiguous()
-        if reorder is None:
-            _aside(lane, ctx.weight, None, lambda: g.t() @ x, g, x)
+        since = lane.moment()
         dx = g @ arranged if ctx.needs_input_grad[0] else None
-        if reorder is not None:  # its copy of the weight has done its duty, and makes room for the gradient
+        if reorder is None:
+            _aside(lane, ctx.weight, None, lambda: dense_weight_gradient(g, x) if is_small(g, x) else g.t() @ x, g, x, since=since)
+        else:  # its copy of the weight has done its duty, and makes room for the gradient
             _aside(lane, ctx.weight, reorder, lambda: torch.mm(g.t(), x, out=arranged), g, x, arranged)
         return dx, *[None] * 8
 
 
 def _aside(
-    lane: Lane, weight: torch.Tensor, reorder: Reorder | Turn | None, compute: Callable[[], torch.Tensor], *reads: torch.Tensor
+    lane: Lane,
+    weight: torch.Tensor,
+    reorder: Reorder | Turn | None,
+    compute: Callable[[], torch.Tensor],
+    *reads: torch.Tensor,
+    since: Any = None,
 ) -> None:
     """Let the lane compute a weight's gradient, if there is to be one, from that of the arranged weight."""
 
@@ -251,11 +276,11 @@ def _aside(
         lane.give(weight, gradient if reorder is None else reorder.back(gradient, weight))
 
     if weight.requires_grad:
-        lane.run(work, *reads)
+        lane.run(work, *reads, since=since)
 
 
 def _behind(
-    ctx: Any, g: torch.Tensor, lane: Lane, reorder: Turn | None = None, *, owned: bool
+    ctx: Any, g: torch.Tensor, lane: Lane, reorder: Turn | None = None, *, owned: bool, masked: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Input, arranged weight, and the gradient behind the ReLU, if there is one; that of the bias goes to the lane.
 
@@ -263,7 +288,7 @@ def _behind(
     """
     x, arranged, z = ctx.saved_tensors
     ctx.maybe_clear_saved_tensors()
-    wanted = ctx.bias is not None and ctx.bias.requires_grad
+    wanted = ctx.bias is not None and ctx.bias.requires_grad and not masked
     if z is not None:
         g, bias_grad = bias_relu_backward(g, z, owned=owned)
     elif wanted:

@@ -22,7 +22,23 @@ from triton.backends.compiler import GPUTarget
 
 import deepex.engine.kernels as package
 from deepex.engine.arena import Arena
-from deepex.engine.kernels import division, fork, join, loss, noise, normalise, pool, response, stamp, thin, transpose, update
+from deepex.engine.kernels import (
+    dense,
+    division,
+    fill,
+    folded,
+    fork,
+    join,
+    loss,
+    noise,
+    normalise,
+    pool,
+    response,
+    stamp,
+    thin,
+    transpose,
+    update,
+)
 from deepex.engine.kernels.activation import bias_relu_backward
 from deepex.engine.kernels.dropout import Dropout
 from deepex.engine.kernels.take import Taker
@@ -70,12 +86,17 @@ def callers(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
     yield lambda: back(join.join([x, x * 1]))
     yield lambda: fork.total([x.detach(), x.detach()])
     yield lambda: bias_relu_backward(x.detach(), x.detach())
+    yield lambda: fill.fill(torch.zeros(10, dtype=torch.int32), 0)
     yield lambda: noise.noise_like(x.detach(), KEY, 1)
     images, wide = torch.zeros(4, 1, 28, 28, dtype=dtype), maps(4, 128, 28, 28, dtype=dtype)
     yield lambda: back(thin.thin_input_convolution(images, maps(128, 1, 3, 3, dtype=dtype), maps(128, dtype=dtype), True))
     yield lambda: back(thin.thin_output_convolution(wide, maps(128, 1, 3, 3, dtype=dtype), maps(1, dtype=dtype), True))
     widest = maps(4, 512, 9, 9, dtype=dtype)
     yield lambda: thin.thin_output_forward(widest.detach(), maps(512, 4, 3, 3, dtype=dtype).detach(), None, transposed=True)
+    squares, outputs = torch.zeros(2, 16, 35, 35, dtype=dtype), torch.zeros(2, 64, 32, 32, dtype=dtype)
+    yield lambda: folded.folded_forward(squares, torch.zeros(64, 16, 4, 4, dtype=dtype), torch.zeros(64, dtype=dtype))
+    yield lambda: folded.folded_weight_gradient(outputs, squares, 4)
+    yield lambda: dense.dense_weight_gradient(torch.zeros(128, 27, dtype=dtype), torch.zeros(128, 2048, dtype=dtype))
     logits, labels = maps(4, 10, dtype=dtype), torch.zeros(4, dtype=torch.int64)
     yield lambda: loss.cross_entropy(logits, labels)[0].backward(loss.unit(CPU))
     yield lambda: back(loss.reconstruction_loss(images.clone().requires_grad_(), images.float())[0])

@@ -243,6 +243,10 @@ class _Work:
                 module.owned = (self._is_left(node, 0), self._is_left(node, 1), self._gets_new_gradient(first))
             elif isinstance(module, parts.Convolution | parts.DenseMaps):
                 module.owned = self._gets_new_gradient(node)
+            elif isinstance(module, parts.ThinOutput) and isinstance(node.args[0], fx.Node) and len(node.args[0].users) == 1:
+                before = self._made(node.args[0])
+                if isinstance(before, parts.Convolution) and before.can_be_masked():
+                    before.masked, module.before = True, (before,)
             if parts.makes_smaller(module):
                 module.remakes = isinstance(self._made(node.args[0]), parts.Normed) and len(node.args[0].users) == 1
 

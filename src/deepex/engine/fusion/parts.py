@@ -137,6 +137,7 @@ class Convolution(nn.Module):
         self._relu, self._lane = relu, means.lane
         self.owned = False  # the output's gradient
         self.remakes = False  # whether its input, if huge, is made again in the backward pass: it is a norm's, and nobody else's
+        self.masked = False  # whether the next one's backward pass is also that of bias and ReLU here
         self._reorder: Reorder | None = None
         self._other: tuple[Any, ...] = ()
         transposed = isinstance(module, nn.ConvTranspose2d)
@@ -162,12 +163,22 @@ class Convolution(nn.Module):
                 reorder=self._reorder,
                 owned=self.owned,
                 remake=remake,
+                masked=self.masked,
             )
         module = self._other[0]
         y = functional.conv_transpose2d(
             x, self._weight, self._bias, module.stride, module.padding, module.output_padding, module.groups, module.dilation
         )
         return y.relu() if self._relu else y
+
+    def can_be_masked(self) -> bool:
+        """Whether there is a ReLU, and its gradient can be left to the next one."""
+        return self._relu and not self._other
+
+    def give_bias(self, gradient: torch.Tensor) -> None:
+        """Take the bias's gradient from there."""
+        if self._bias is not None and self._bias.requires_grad:
+            self._lane.give(self._bias, gradient)
 
 
 class PooledConvolution(nn.Module):
@@ -213,9 +224,12 @@ class ThinOutput(nn.Module):
         super().__init__()
         self._weight, self._bias = _tensors(module, means)
         self._transposed = isinstance(module, nn.ConvTranspose2d)
+        self.before: tuple[Convolution, ...] = ()  # whose ReLU this one's backward pass does, too
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return thin_output_convolution(_last(x.to(self._weight.dtype)), self._weight, self._bias, self._transposed)
+        x = _last(x.to(self._weight.dtype))
+        masks = self.before[0].give_bias if self.before else None
+        return thin_output_convolution(x, self._weight, self._bias, self._transposed, masks=masks)
 
 
 class Dense(nn.Module):

@@ -16,6 +16,7 @@ two:
 Sums over rows are written by program and added up by a second small kernel in a fixed order: the same bits in every run.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import torch
@@ -190,15 +191,15 @@ def thin_output_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Gradients of x (in its dtype), weight and bias (in float32), from that of the output.
 
-    With `masks`, x is known to be the output of a ReLU: its gradient is that before the ReLU, and the last value has its sums per
-    channel, the gradient of a bias in front of the ReLU.
+    With `masks`, x is known to be the output of a ReLU, and nobody else's: its gradient is that before the ReLU, and lies where x
+    did; and the last value has its sums per channel, the gradient of a bias in front of the ReLU.
     """
     channels, thin = weight.shape[:2] if transposed else (weight.shape[1], weight.shape[0])
     side = weight.shape[2]
     dout, x = as_rows(dout), as_rows(x)
     n, _, height, width = x.shape
     rows = n * height * width
-    dx = torch.empty_like(x)
+    dx = x.detach() if masks else torch.empty_like(x)
     weight_grad = torch.empty(weight.shape, dtype=torch.float32, device=x.device)
     bias_grad = torch.empty(thin, dtype=torch.float32, device=x.device)
     sums = torch.empty(channels, dtype=torch.float32, device=x.device) if masks else None
@@ -348,7 +349,7 @@ class _ThinOutput(torch.autograd.Function):
         bias: torch.Tensor | None,
         transposed: bool,
         dtype: torch.dtype,
-        masks: bool,
+        masks: Callable[[torch.Tensor], None] | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.transposed, ctx.masks = transposed, masks
@@ -357,7 +358,10 @@ class _ThinOutput(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        dx, weight_grad, bias_grad, _ = thin_output_gradients(grads[0], x, weight, transposed=ctx.transposed, masks=ctx.masks)
+        masks = ctx.masks is not None
+        dx, weight_grad, bias_grad, sums = thin_output_gradients(grads[0], x, weight, transposed=ctx.transposed, masks=masks)
+        if sums is not None:
+            ctx.masks(sums)
         return dx, weight_grad, bias_grad if ctx.needs_input_grad[2] else None, None, None, None
 
 
@@ -384,11 +388,12 @@ def thin_output_convolution(
     transposed: bool,
     *,
     dtype: torch.dtype = torch.float32,
-    masks: bool = False,
+    masks: Callable[[torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """Convolution to 1…4 channels, weight (thin, channels, side, side), or its transpose, weight (channels, thin, side, side).
 
-    With `masks`, x is a ReLU's output and its gradient is that of the ReLU's input: the ReLU must not be differentiated again.
+    With `masks`, x is a ReLU's output that nobody else needs, and its gradient is that of the ReLU's input: the ReLU must not be
+    differentiated again. `masks` is called with the sums of this gradient per channel.
     """
     thin = weight.shape[1 if transposed else 0]
     _check_taps(thin, weight.shape[2])

@@ -11,7 +11,7 @@ INTERPRETED: Final = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def _multiply(a, b, total):
+def multiply(a, b, total):
     """Add a · b to the total. The interpreter takes bf16 for whole numbers, so it is given float32: products are exact anyway.
 
     Float32 goes to the tensor cores as two parts of each factor, in three products, because they drop the bits that one has no room
@@ -108,7 +108,7 @@ def thin_input_kernel(
     for _ in range(begin, end, ROWS):
         # the next rows are on their way while these are multiplied and written
         following = _taps(images, row + ROWS, end, HEIGHT, WIDTH, THIN, SIDE, MARGIN, False, TAPS)
-        value = _multiply(covered, kernel, tl.zeros((ROWS, CHANNELS), tl.float32))
+        value = multiply(covered, kernel, tl.zeros((ROWS, CHANNELS), tl.float32))
         if BIAS:
             value += shift[None, :]
         if RELU:
@@ -159,7 +159,7 @@ def thin_input_gradient_kernel(
             value = tl.where(tl.reshape(bit, (ROWS, CHANNELS)) == 1, value, 0.0)
         covered = _taps(images, row, end, HEIGHT, WIDTH, THIN, SIDE, MARGIN, False, TAPS).to(g.dtype.element_ty)
         covered = tl.where((tap == THIN * SIDE * SIDE)[None, :], 1.0, covered).to(g.dtype.element_ty)
-        total = _multiply(tl.trans(value), covered, total)
+        total = multiply(tl.trans(value), covered, total)
     place = partial + tl.program_id(0).to(tl.int64) * NUM_CHANNELS * TAPS
     tl.store(place + channel[:, None] * TAPS + tap[None, :], total, mask=known[:, None])
 
@@ -217,14 +217,14 @@ def thin_output_kernel(
             value = tl.zeros((ROWS, TAPS), tl.float32)
             if BLOCKS == 1:
                 inside = here & (channel < NUM_CHANNELS)[None, :]
-                value = _multiply(tl.load(x + at + channel[None, :], mask=inside, other=0.0), kernel, value)
+                value = multiply(tl.load(x + at + channel[None, :], mask=inside, other=0.0), kernel, value)
             else:
                 for block in range(BLOCKS):  # not unrolled: all blocks at once are too much for the shared memory
                     wide = block * CHANNELS + channel
                     some = tl.load(x + at + wide[None, :], mask=here & (wide < NUM_CHANNELS)[None, :], other=0.0)
                     there = (wide < NUM_CHANNELS)[:, None] & real[None, :]
                     part = tl.load(weight + wide[:, None] * STRIDE + tap_at[None, :], mask=there, other=0.0)
-                    value = _multiply(some, part.to(x.dtype.element_ty), value)
+                    value = multiply(some, part.to(x.dtype.element_ty), value)
             kept = (pixel < end)[:, None] & real[None, :]
             tl.store(own + tap[None, :] * SPAN + (pixel - begin)[:, None], value, mask=kept)
         tl.debug_barrier()
@@ -290,8 +290,8 @@ def thin_output_gradient_kernel(
         covered = _taps(dout, row, end, HEIGHT, WIDTH, THIN, SIDE, 0, not TRANSPOSED, TAPS)
         tap_total += covered.to(tl.float32)
         covered = covered.to(x.dtype.element_ty)
-        d = _multiply(covered, kernel, tl.zeros((ROWS, CHANNELS), tl.float32))
-        weight_total = _multiply(tl.trans(value), covered, weight_total)
+        d = multiply(covered, kernel, tl.zeros((ROWS, CHANNELS), tl.float32))
+        weight_total = multiply(tl.trans(value), covered, weight_total)
         if MASKS:
             d = tl.where(value.to(tl.float32) > 0.0, d, 0.0)
             dx_total += d
