@@ -129,7 +129,7 @@ def test_replays_take_other_batches_and_other_crops(make_data: MakeData) -> None
     seen = []
     for row in range(6):
         source.cursor.fill_(row)
-        source.bring()
+        source.bring(1)
         images, given = source.take(16)
         order = learner.feed.order[16 * row : 16 * (row + 1)].cpu()
         assert torch.equal(given.cpu(), learner.feed.labels.cpu()[order])
