@@ -46,3 +46,8 @@ def run_deepex(*arguments: str, cwd: Path = ROOT, timeout: float = 100, **enviro
         timeout=timeout,
         check=False,
     )
+
+
+def own_lines(stderr: str) -> list[str]:
+    """The lines in which `deepex` itself speaks. Open MPI ends its own messages with a zero byte, which may stand before one."""
+    return [line for line in stderr.replace("\0", "").splitlines() if line.startswith("deepex:")]

@@ -11,7 +11,7 @@ import pytest
 import deepex
 from deepex.cli import main
 from deepex.comm.solo import SoloCommunicator
-from tests.mpi import run_deepex, run_ranks
+from tests.mpi import own_lines, run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
 
@@ -107,10 +107,10 @@ def test_mistakes_on_ranks_are_said_once_by_one_rank(tmp_path: Path) -> None:
     """Both ranks find that replicas are no multiple of ranks; one speaks, all end with 2."""
     result = run_ranks(2, "-m", "deepex", "train", "fashion", "--replicas=5", f"--out={tmp_path / 'run'}")
     assert result.returncode == 2
-    said = [line for line in result.stderr.splitlines() if line.startswith("deepex:")]
-    assert len(said) == 1, result.stderr
-    assert "5 replicas cannot live on 2 ranks" in said[0]
-    assert "--replicas 4 or 6" in said[0]
+    lines = own_lines(result.stderr)
+    assert len(lines) == 1, result.stderr
+    assert "5 replicas cannot live on 2 ranks" in lines[0]
+    assert "--replicas 4 or 6" in lines[0]
     assert "Traceback" not in result.stderr
 
 
@@ -124,16 +124,16 @@ def test_a_failing_rank_ends_the_job_at_once(trouble: str, cause: str | None, ma
         "train", "fashion", "--ranks=3", f"--out={tmp_path / 'run'}", *settings, TROUBLE=trouble, TROUBLED_RANK="1", timeout=60
     )
     assert result.returncode == 1, (result.returncode, result.stderr)
-    said = [line for line in result.stderr.splitlines() if line.startswith("deepex:")]
-    assert len(said) == 1, result.stderr
+    lines = own_lines(result.stderr)
+    assert len(lines) == 1, result.stderr
     if cause:
-        assert re.fullmatch(rf"deepex: rank 1 on \S+ failed: {cause}", said[0])
+        assert re.fullmatch(rf"deepex: rank 1 on \S+ failed: {cause}", lines[0])
         assert "Traceback" not in result.stderr
         assert "the accelerator fell off the bus" in (tmp_path / "run" / "failure-rank1.txt").read_text()
         state = json.loads((tmp_path / "run" / "run.json").read_text())
         assert (state["status"], state["reason"]) == ("failed", f"rank 1: {cause}")
     else:
-        assert "signal 9" in said[0]
+        assert "signal 9" in lines[0]
 
 
 @pytest.mark.parametrize("where", ["deepex.engine.step.EagerStep.backward", "deepex.engine.checkpoint.save_weights"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deepex.cli import main
-from tests.mpi import ROOT, rank_environ, run_deepex
+from tests.mpi import ROOT, own_lines, rank_environ, run_deepex
 
 MakeData = Callable[[int], Path]
 HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"
@@ -71,7 +71,7 @@ def test_an_error_goes_to_stderr_and_the_terminal_gets_its_cursor_back(make_data
     assert "is not a number" in errors
     assert "is not a number" not in drawn
     assert drawn.rindex(SHOWN) > drawn.rindex(HIDDEN)
-    said = [line for line in errors.splitlines() if line.startswith("deepex:")]
+    said = own_lines(errors)
     assert len(said) == 1, errors
     assert "lower optim.rate" in said[0]
     if ranks == 2:
