@@ -81,11 +81,6 @@ def replace_memsets(graph: torch.cuda.CUDAGraph) -> int:
     return count
 
 
-def count_memsets(graph: torch.cuda.CUDAGraph) -> int:
-    """How many a graph has."""
-    return sum(_type(node) == _MEMSET for node in _nodes(graph.raw_cuda_graph()))
-
-
 def _replace(raw: int, node: int, memset: _Memset) -> None:
     before, behind = _listed("cuGraphNodeGetDependencies", node), _listed("cuGraphNodeGetDependentNodes", node)
     own, kernel, new = torch.cuda.CUDAGraph(keep_graph=True), _Kernel(), c_void_p()
