@@ -368,16 +368,22 @@ def test_a_batch_is_gathered_without_a_copy_beside_it(make: Callable[..., Store]
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
-def test_batches_that_are_skipped_are_on_the_device(shuffled: bool, parts: dict[int, PackedPart]) -> None:
-    """Several at once, as a captured step takes them: where `next` would find them."""
+def test_batches_that_are_skipped_are_on_the_device(
+    shuffled: bool, parts: dict[int, PackedPart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several at once, as a captured step takes them: where `next` would find them, once the files with their samples are there."""
     samples = Samples(parts[10], Shards(COUNT, 1, 8), range(1), seed=5, shuffled=shuffled)
     turns = [Turn(0, 0, 17)]
     expected = collect(DeviceFeed(samples, CPU), turns, range(1))
     feed = DeviceFeed(samples, CPU)
     feed.begin(0, turns)
-    bounds = list(samples.batches(turns))
+    assert feed._plan is not None
+    bounds, waited, wait = list(samples.batches(turns)), set[int](), feed._memory.wait
+    monkeypatch.setattr(feed._memory, "wait", lambda file: (waited.add(file), wait(file)))
     for first, stop in ((0, 5), (5, 6), (6, 17)):
         feed.skip(stop - first)
+        windows = {number for begin, end in bounds[:stop] for number in feed._plan.windows_of(begin, end)}
+        assert waited == {file for number in windows for file in samples.files_of(feed._plan.windows[number])}
         for (begin, end), (images, labels) in zip(bounds[first:stop], expected[first:stop], strict=True):
             places = feed.order[begin:end]
             assert torch.equal(feed.images[places], torch.as_tensor(images))
