@@ -30,3 +30,9 @@ def distance(out: torch.Tensor, reference: torch.Tensor, least: float = 1e-30) -
 
 def tolerance(dtype: torch.dtype) -> float:
     return 1e-5 if dtype == torch.float32 else 1e-2
+
+
+def randn(*shape: int, seed: int) -> torch.Tensor:
+    """In bf16; maps in channels-last order."""
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, torch.bfloat16)
+    return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made

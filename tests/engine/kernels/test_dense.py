@@ -5,13 +5,9 @@ from hypothesis import strategies as st
 
 from deepex.engine import product
 from deepex.engine.kernels.dense import dense_weight_gradient, is_small
-from tests.engine.kernels.conftest import DEVICE, distance
+from tests.engine.kernels.conftest import DEVICE, distance, randn
 
 BF16 = torch.bfloat16
-
-
-def _randn(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, BF16)
 
 
 @settings(max_examples=12)
@@ -22,7 +18,7 @@ def _randn(*shape: int, seed: int) -> torch.Tensor:
     seed=st.integers(0, 2**31),
 )
 def test_like_float64(n: int, outputs: int, inputs: int, seed: int) -> None:
-    g, x = _randn(n, outputs, seed=seed), _randn(n, inputs, seed=seed + 1)
+    g, x = randn(n, outputs, seed=seed), randn(n, inputs, seed=seed + 1)
     assert is_small(g, x)
     found = dense_weight_gradient(g, x)
     assert found.dtype == torch.float32
@@ -40,9 +36,9 @@ def test_what_is_left_to_the_library(g: tuple[int, int], x: tuple[int, int], dty
 @pytest.mark.parametrize("small", [True, False])
 def test_a_dense_layer_of_either_size(monkeypatch: pytest.MonkeyPatch, *, small: bool) -> None:
     monkeypatch.setattr(product, "is_small", lambda g, x: small and is_small(g, x))
-    x, weight, bias = _randn(40, 20, seed=0), _randn(27, 20, seed=1).requires_grad_(), _randn(27, seed=2).requires_grad_()
+    x, weight, bias = randn(40, 20, seed=0), randn(27, 20, seed=1).requires_grad_(), randn(27, seed=2).requires_grad_()
     lane = product.Lane(torch.device(DEVICE))
-    g = _randn(40, 27, seed=3)
+    g = randn(40, 27, seed=3)
     product.dense(x, weight, bias, relu=False, lane=lane).backward(g)
     lane.join()
     gradient = lane.gradient(weight)

@@ -6,14 +6,9 @@ from torch.nn import functional
 
 from deepex.engine.kernels.folded import can_be_folded, folded_forward, folded_weight_gradient
 from deepex.engine.product import Geometry, Lane, convolve
-from tests.engine.kernels.conftest import DEVICE, distance, tolerance
+from tests.engine.kernels.conftest import DEVICE, distance, randn, tolerance
 
 BF16 = torch.bfloat16
-
-
-def _randn(*shape: int, seed: int) -> torch.Tensor:
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, BF16)
-    return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
 
 
 @settings(max_examples=6)  # every size is compiled anew on a GPU
@@ -28,8 +23,8 @@ def test_the_convolution_and_its_weights_gradient(
     window: tuple[int, int], wide: int, maps: tuple[int, int, int], bias: bool, seed: int
 ) -> None:
     (few, side), (n, lines, columns) = window, maps
-    x, weight = _randn(n, few, lines + side - 1, columns + side - 1, seed=seed), _randn(wide, few, side, side, seed=seed + 1)
-    shift = _randn(wide, seed=seed + 2) if bias else None
+    x, weight = randn(n, few, lines + side - 1, columns + side - 1, seed=seed), randn(wide, few, side, side, seed=seed + 1)
+    shift = randn(wide, seed=seed + 2) if bias else None
     assert can_be_folded(x, weight)
     out = folded_forward(x, weight, shift)
     assert out.is_contiguous(memory_format=torch.channels_last)
@@ -37,7 +32,7 @@ def test_the_convolution_and_its_weights_gradient(
     reference = functional.conv2d(x.double().cpu(), exact, None if shift is None else shift.double().cpu())
     assert out.shape == reference.shape
     assert distance(out, reference.detach(), least=1.0) < tolerance(BF16)
-    g = _randn(*out.shape, seed=seed + 3)
+    g = randn(*out.shape, seed=seed + 3)
     reference.backward(g.double().cpu())
     assert exact.grad is not None
     assert distance(folded_weight_gradient(g, x, side), exact.grad, least=1.0) < 1e-5
@@ -65,7 +60,7 @@ def test_other_precisions_are_not_either() -> None:
 @pytest.mark.parametrize("padding", [0, 1])
 def test_a_convolution_that_is_learnt(padding: int) -> None:
     """As part of a network, with the gradients of everything; padded, it is left to the library."""
-    x, weight, bias = _randn(2, 8, 6, 7, seed=1).requires_grad_(), _randn(16, 8, 4, 4, seed=2), _randn(16, seed=3)
+    x, weight, bias = randn(2, 8, 6, 7, seed=1).requires_grad_(), randn(16, 8, 4, 4, seed=2), randn(16, seed=3)
     weight, bias, lane = weight.requires_grad_(), bias.requires_grad_(), Lane(torch.device(DEVICE))
     out = convolve(x, weight, bias, Geometry(stride=(1, 1), padding=(padding, padding)), relu=False, lane=lane)
     assert out.grad_fn is not None
@@ -73,7 +68,7 @@ def test_a_convolution_that_is_learnt(padding: int) -> None:
     exact = [tensor.detach().double().cpu().requires_grad_() for tensor in (x, weight, bias)]
     reference = functional.conv2d(*exact, padding=padding)
     assert distance(out.detach(), reference.detach(), least=1.0) < tolerance(BF16)
-    g = _randn(*out.shape, seed=4)
+    g = randn(*out.shape, seed=4)
     out.backward(g)
     lane.join()
     reference.backward(g.double().cpu())
