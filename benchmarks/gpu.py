@@ -1,6 +1,6 @@
 """One GPU: DeepEx's captured step against what a user would pick instead, end to end from uint8 samples on the device.
 
-    python benchmarks/gpu.py                                   # everything: about 20 minutes, most of it compilation
+    python benchmarks/gpu.py                                   # everything: about half an hour, most of it compilation
     python benchmarks/gpu.py --only lenet-128,cvae-128 --peers eager,compile+graph
     python benchmarks/gpu.py --show                            # the table again, from the records
 
