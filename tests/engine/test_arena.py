@@ -52,6 +52,17 @@ def test_everything_is_a_view_of_one_allocation() -> None:
     assert arena.num_parameters == sum(p.numel() for p in network.parameters())
 
 
+def test_each_weight_keeps_its_own_order_of_dimensions() -> None:
+    last = torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+    weights = {"rows": torch.randn(3, 5), "columns": torch.randn(5, 3).t(), "every other": torch.randn(3, 10)[:, ::2], "last": last}
+    network = nn.ParameterDict(weights)
+    Arena(network, CPU)
+    assert {name: value.stride() for name, value in network.items()} == {
+        "rows": (5, 1), "columns": (1, 3), "every other": (5, 1), "last": last.stride(),
+    }  # fmt: skip
+    assert all(torch.equal(network[name], value) for name, value in weights.items())
+
+
 def test_regions_lie_so_that_each_sync_is_one_slice() -> None:
     network = build("resnet18", channels=1, size=(28, 28), classes=10)
     arena = Arena(network, CPU)
