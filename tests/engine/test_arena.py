@@ -61,6 +61,9 @@ def test_each_weight_keeps_its_own_order_of_dimensions() -> None:
         "rows": (5, 1), "columns": (1, 3), "every other": (5, 1), "last": last.stride(),
     }  # fmt: skip
     assert all(torch.equal(network[name], value) for name, value in weights.items())
+    point = nn.Conv2d(4, 3, 1)
+    Arena(point, CPU, channels_last=True)
+    assert point.weight.stride() == (4, 1, 1, 1), "it is channels-last as it is"
 
 
 def test_regions_lie_so_that_each_sync_is_one_slice() -> None:

@@ -284,12 +284,14 @@ def _slots(tensors: Any, dtype: torch.dtype, channels_last: bool, start: int) ->
 
 def _dense_stride(tensor: torch.Tensor, channels_last: bool) -> tuple[int, ...]:
     """Keep a dense tensor's own order of dimensions; a 4-d one becomes channels-last where that is asked for."""
-    if channels_last and tensor.dim() == 4:
-        return torch.empty(tensor.shape, device="meta", memory_format=torch.channels_last).stride()
-    if tensor.is_contiguous():
-        return tensor.stride()
-    # Asked for rarely: the first call loads torch's symbolic shapes, which takes as long as half of torch.
     meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    usual = [torch.empty(tensor.shape, device="meta").stride()]
+    if channels_last and tensor.dim() == 4:
+        meta = meta.contiguous(memory_format=torch.channels_last)
+        usual.append(torch.empty(tensor.shape, device="meta", memory_format=torch.channels_last).stride())
+    if meta.stride() in usual:
+        return meta.stride()
+    # Rare, because the first call loads torch's symbolic shapes, which takes as long as half of torch.
     return torch.empty_like(meta, memory_format=torch.preserve_format).stride()
 
 
