@@ -27,6 +27,15 @@ RECORDS = Path(__file__).parent / "records"
 LEGEND = "ratio of medians (95 % interval); of fast quarters"  # what `show_ratio` shows
 
 
+def need_gpu(instead: str = "") -> None:
+    """End here, with a sentence, if there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        print(f"there is no GPU here: `deepex doctor` tells what torch sees{instead}", file=sys.stderr)
+        sys.exit(2)
+
+
 def in_turns(contestants: dict[str, Callable[[], float]], repeats: int, *, warm_ups: int = 2) -> dict[str, list[float]]:
     """Each contestant's measurements; a contestant returns its own seconds. Rounds of warm-up are thrown away."""
     found: dict[str, list[float]] = {name: [] for name in contestants}

@@ -330,8 +330,8 @@ def main() -> None:
     peers, only = ([name for name in words.split(",") if name] for words in (options.peers, options.only))
     if unknown := [*set(only).difference(names), *set(peers).difference(PEERS)]:
         parser.error(f"there is no {', no '.join(unknown)}; workloads: {', '.join(names)}; peers: {', '.join(PEERS)}")
-    if not (options.show or torch.cuda.is_available()):
-        parser.error("there is no GPU here: `deepex doctor` tells what torch sees; --show prints the table of the records")
+    if not options.show:
+        bench.need_gpu("; --show prints the table of the records")
     failed = []
     for workload in [workload for workload, _ in WORKLOADS if workload.name in only and not options.show]:
         if options.here:

@@ -247,8 +247,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.only.split(",")) - known.keys():
         parser.error(f"there is no {', no '.join(sorted(unknown))}; workloads: {', '.join(known)}")
-    if not torch.cuda.is_available():
-        parser.error("there is no GPU here: `deepex doctor` tells what torch sees")
+    bench.need_gpu()
     for name in options.only.split(","):
         found = measure(known[name])
         show(known[name], found)

@@ -17,6 +17,7 @@ from peers import Workload
 
 def main() -> None:
     options = bench.arguments(__doc__, repeats=3, replicas=1536, samples=656_100)
+    bench.need_gpu()
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False
     workload = Workload(

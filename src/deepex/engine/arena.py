@@ -291,7 +291,7 @@ def _dense_stride(tensor: torch.Tensor, channels_last: bool) -> tuple[int, ...]:
         usual.append(torch.empty(tensor.shape, device="meta", memory_format=torch.channels_last).stride())
     if meta.stride() in usual:
         return meta.stride()
-    # Rare, because the first call loads torch's symbolic shapes, which takes as long as half of torch.
+    # Not for all: torch loads its symbolic shapes for this, which takes half as long as to load torch itself.
     return torch.empty_like(meta, memory_format=torch.preserve_format).stride()
 
 
