@@ -8,8 +8,11 @@ NCCL moves device tensors only, so the `nccl` kind carries gloo for the small ho
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, final
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -73,12 +76,13 @@ class DistributedCommunicator(Communicator):
 
     @override
     def split(self, color: int, key: int = 0) -> "DistributedCommunicator":
-        rows = self.gather([color, key])
+        rows = self.gather([color, key, uuid4().hex])
         members = sorted((r for r in range(self.size) if rows[r][0] == color), key=lambda r: (rows[r][1], r))
         ranks = [self._ranks[r] for r in members]
         if ranks != sorted(ranks):
             raise CommError("torch.distributed orders a group by rank: split with key=0, or use the mpi communicator")
-        group = dist.new_group(ranks, backend=_BACKENDS[self.kind], use_local_synchronization=True, timeout=_TIMEOUT)
+        with _group_name(rows[members[0]][2]):
+            group = dist.new_group(ranks, backend=_BACKENDS[self.kind], use_local_synchronization=True, timeout=_TIMEOUT)
         return DistributedCommunicator(self.kind, bootstrap=self._bootstrap, group=group)
 
     @override
@@ -97,6 +101,21 @@ class DistributedCommunicator(Communicator):
         # The last reference: gloo joins its threads here. One that lets go of its last tensor only after Python has begun to
         # end would abort a run that is done (terminate called without an active exception).
         self._group = None
+
+
+@contextmanager
+def _group_name(name: str) -> Iterator[None]:
+    """Let torch call the next group `name`, on which its ranks have agreed.
+
+    Its own name for a group that only its members make is of their numbers and of how many groups this process has. So one that is
+    made after another was closed finds that one's addresses in the store, and ranks with different numbers of groups never meet.
+    """
+    original = dist.distributed_c10d._process_group_name
+    setattr(dist.distributed_c10d, "_process_group_name", lambda *_, **__: name)  # noqa: B010 - mypy knows it as a function
+    try:
+        yield
+    finally:
+        setattr(dist.distributed_c10d, "_process_group_name", original)  # noqa: B010
 
 
 def _tcp_store(host: str, port: int, size: int, **options: Any) -> Any:
