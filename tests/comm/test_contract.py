@@ -19,17 +19,22 @@ def _verdict(result: subprocess.CompletedProcess[str], size: int, *words: str) -
 
 
 @pytest.mark.parametrize(
-    ("size", "words"), [(1, ("solo", "mpi", "gloo")), (4, ("mpi", "gloo", "mpi:3", "gloo:3", "mpi:2", "gloo:2"))]
+    ("size", "thread_level", "words"),
+    [
+        (1, "FUNNELED", ("solo", "mpi", "gloo")),
+        (4, "FUNNELED", ("mpi", "gloo", "mpi:3", "gloo:3", "mpi:2", "gloo:2")),
+        (4, "MULTIPLE", ("mpi", "mpi:3", "mpi:2")),
+    ],
 )
-def test_contract(size: int, words: tuple[str, ...]) -> None:
+def test_contract(size: int, thread_level: str, words: tuple[str, ...]) -> None:
     """One after another in the same processes, of all ranks and of some: starting these takes most of the time."""
-    _verdict(run_ranks(size, "-m", "tests.comm.contract", *words), size, *words)
+    _verdict(run_ranks(size, "-m", "tests.comm.contract", thread_level, *words), size, *words)
 
 
 def test_gloo_under_torchrun() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run(
-        [*command, "-m", "tests.comm.contract", "gloo"],
+        [*command, "-m", "tests.comm.contract", "FUNNELED", "gloo"],
         cwd=ROOT, env=rank_environ(), capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     _verdict(result, 2, "gloo")

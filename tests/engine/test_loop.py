@@ -48,8 +48,15 @@ class Recording(Communicator):
         self._note("gather", row)
         return self._inner.gather_rows(row)
 
+    def exchange(self, parts: torch.Tensor) -> torch.Tensor:
+        self._note("exchange", parts)
+        return self._inner.exchange(parts)
+
     def barrier(self) -> None: ...
     def split(self, color: int, key: int = 0) -> Communicator:
+        raise AssertionError
+
+    def for_thread(self) -> Communicator:
         raise AssertionError
 
     def abort(self, code: int) -> None: ...

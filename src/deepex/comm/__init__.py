@@ -7,13 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deepex.comm.background import Background
     from deepex.comm.base import Communicator
     from deepex.comm.place import Place, find_place
     from deepex.comm.selection import Choice, as_communicator, choose, connect
 
-__all__ = ["Choice", "Communicator", "Place", "as_communicator", "choose", "connect", "find_place"]
+__all__ = ["Background", "Choice", "Communicator", "Place", "as_communicator", "choose", "connect", "find_place"]
 
-_HOMES = {"Communicator": "base", "Place": "place", "find_place": "place"}
+_HOMES = {"Background": "background", "Communicator": "base", "Place": "place", "find_place": "place"}
 
 
 def __getattr__(name: str) -> Any:

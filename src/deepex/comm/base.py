@@ -3,9 +3,11 @@
     arena = comm.zeros(count, torch.float32, device)
     comm.sum(arena)                 # in place, on the tensor's own memory, one collective
     rows = comm.gather({"host": h}) # small values, to every rank, in rank order
+    parts = comm.exchange(parts)    # row r to rank r, and from it
 
 Four implementations: `solo`, `mpi`, `gloo`, `nccl`. Variation beyond that is wrapping (a traced communicator holds another one),
-never inheritance. All calls are collective: every rank makes the same calls in the same order, from one thread.
+never inheritance. All calls are collective: every rank makes the same calls in the same order, from one thread; another thread
+has a communicator of its own (`for_thread`, see background.py).
 """
 
 import json
@@ -61,7 +63,14 @@ class Communicator(ABC):
 
     @abstractmethod
     def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
-        """Give every rank all ranks' 1-d host tensors of equal length, as rows in rank order."""
+        """Give every rank all ranks' 1-d tensors of equal length and of any type, as rows in rank order on the same device."""
+
+    @abstractmethod
+    def exchange(self, parts: torch.Tensor) -> torch.Tensor:
+        """Send row r of a contiguous 2-d tensor of `size` rows to rank r; in row r of the result is what rank r sent here.
+
+        The tensor may have any type and stays as it is; the result has its shape, type and device.
+        """
 
     @abstractmethod
     def barrier(self) -> None:
@@ -70,6 +79,15 @@ class Communicator(ABC):
     @abstractmethod
     def split(self, color: int, key: int = 0) -> "Communicator":
         """Give each rank a communicator of those with its `color`, ordered by `key`, then by rank."""
+
+    @abstractmethod
+    def for_thread(self) -> "Communicator":
+        """Give a communicator of the same ranks that one other thread may use while this one is in use.
+
+        Collective, here and in `close` of what it gives; all between belongs to that thread. Its collectives sleep where they can
+        rather than spin, since the cores are for whoever computes meanwhile. A communicator that wraps another one wraps what that
+        one gives.
+        """
 
     @abstractmethod
     def abort(self, code: int) -> None:
@@ -114,6 +132,18 @@ def check_tensor(tensor: torch.Tensor) -> None:
             f"a collective got a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()}; it takes contiguous "
             "memory, so that nothing is copied: pass the arena, not a view of one layer"
         )
+
+
+def check_parts(parts: torch.Tensor, size: int) -> None:
+    """Refuse what has not one row for each rank."""
+    check_tensor(parts)
+    if parts.dim() != 2 or len(parts) != size:
+        raise CommError(f"an exchange got a tensor of shape {tuple(parts.shape)}; it takes one row for each of the {size} ranks")
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor of any type as bytes: to move it, a communicator need not know what it holds."""
+    return tensor.view(torch.uint8)
 
 
 def scale(tensor: torch.Tensor, weight: float) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from deepex.comm.base import Communicator, check_tensor, scale
+from deepex.comm.base import Communicator, as_bytes, check_parts, check_tensor, scale
 from deepex.comm.place import find_place
 from deepex.comm.shared import NodeMemory
 from deepex.errors import CommError
@@ -66,9 +66,16 @@ class DistributedCommunicator(Communicator):
 
     @override
     def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
-        rows = torch.empty((self.size, row.numel()), dtype=row.dtype)
-        dist.all_gather(list(rows.unbind()), row.contiguous(), group=self._group)
+        rows = torch.empty((self.size, row.numel()), dtype=row.dtype, device=row.device)
+        dist.all_gather(list(as_bytes(rows).unbind()), as_bytes(row.contiguous()), group=self._group)
         return rows
+
+    @override
+    def exchange(self, parts: torch.Tensor) -> torch.Tensor:
+        check_parts(parts, self.size)
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(as_bytes(received), as_bytes(parts), group=self._group)
+        return received
 
     @override
     def barrier(self) -> None:
@@ -84,6 +91,15 @@ class DistributedCommunicator(Communicator):
         with _group_name(rows[members[0]][2]):
             group = dist.new_group(ranks, backend=_BACKENDS[self.kind], use_local_synchronization=True, timeout=_TIMEOUT)
         return DistributedCommunicator(self.kind, bootstrap=self._bootstrap, group=group)
+
+    @override
+    def for_thread(self) -> "DistributedCommunicator":
+        other = self.split(0)
+        if self.kind == "nccl":
+            # NCCL connects at the first collective, through a store that serves one call of a process at a time. In the thread
+            # that could wait for a rank which itself waits for this one's main thread; here all ranks are at the same place.
+            other.sum(torch.zeros(1, device="cuda"))
+        return other
 
     @override
     def abort(self, code: int) -> None:

@@ -7,16 +7,23 @@
 MPI starts when the first communicator is built, not on import (Lightning freezes where mpi4py is merely installed: its issue
 20049), with the thread level that is asked for. Tensors on an accelerator go by device pointer where the MPI is CUDA-aware, and
 through one pinned host buffer, kept for the next time, where it is not.
+
+A communicator for another thread (`for_thread`) posts its collectives and looks after them now and then: MPI has no call that
+sleeps, and one that blocks takes the core from the thread that computes. It needs THREAD_MULTIPLE, which is asked for when MPI
+starts; the default is less, because MPICH is faster there.
 """
 
 import atexit
 import os
+from collections.abc import Callable
+from threading import Lock
+from time import sleep
 from typing import Any, Final, final
 
 import torch
 from typing_extensions import override
 
-from deepex.comm.base import Communicator, check_tensor, scale
+from deepex.comm.base import Communicator, as_bytes, check_parts, check_tensor, scale
 from deepex.comm.shared import NodeMemory
 from deepex.errors import CommError
 from deepex.machine.mpi import cuda_aware as ask_cuda_aware
@@ -32,6 +39,12 @@ _TYPES: Final = {
 
 # Within a node, below THREAD_MULTIPLE, MPICH 5 sums through a path that takes 76 ms for 102 MB on 2 ranks; its general one 50 ms.
 _MPICH_ALLREDUCE: Final = ("MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM", "mpir")
+
+# Between two looks after a collective that was posted. Short ones end soon; a long one, 100 MB on 2 ranks, needs about ten looks.
+_FIRST_PAUSE_SECONDS: Final = 50e-6
+_LONGEST_PAUSE_SECONDS: Final = 1e-3
+
+_ENDING: Final = Lock()  # held by whoever ends MPI, and by another thread than the main one while it calls MPI
 
 
 def start_mpi(thread_level: str = "FUNNELED") -> Any:
@@ -65,15 +78,18 @@ class MpiCommunicator(Communicator):
     """Collectives of an MPI communicator; without an argument, of MPI_COMM_WORLD.
 
     Works on a duplicate, so that its messages cannot mix with the caller's; `close` frees the duplicate alone.
-    `cuda_aware` None asks the library.
+    `cuda_aware` None asks the library. One that is `posted` never blocks inside MPI, except on device pointers.
     """
 
     kind = "mpi"
 
-    def __init__(self, comm: Any = None, *, thread_level: str = "FUNNELED", cuda_aware: bool | None = None) -> None:
+    def __init__(
+        self, comm: Any = None, *, thread_level: str = "FUNNELED", cuda_aware: bool | None = None, posted: bool = False
+    ) -> None:
         self._mpi = start_mpi(thread_level)
         self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
         self._staging: torch.Tensor | None = None
+        self._posted = posted
         self._node = NodeMemory(self)
         if cuda_aware is None and torch.cuda.is_available():
             cuda_aware = ask_cuda_aware(self._mpi.Get_library_version(), os.environ)[0]
@@ -85,7 +101,7 @@ class MpiCommunicator(Communicator):
         check_tensor(tensor)
         if not self._node.sum(tensor, weight):
             scale(tensor, weight)
-            self._on_memory(tensor, lambda memory: self._comm.Allreduce(self._mpi.IN_PLACE, memory, self._mpi.SUM))
+            self._on_memory(tensor, "Allreduce", lambda memory: (self._mpi.IN_PLACE, memory, self._mpi.SUM))
 
     @override
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -97,26 +113,43 @@ class MpiCommunicator(Communicator):
 
     @override
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
-        self._on_memory(tensor, lambda memory: self._comm.Bcast(memory, root))
+        self._on_memory(tensor, "Bcast", lambda memory: (memory, root))
 
     @override
     def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
-        row = row.contiguous()
-        rows = torch.empty((self._comm.size, row.numel()), dtype=row.dtype)
-        self._comm.Allgather(self._memory(row), self._memory(rows, row.numel()))
+        rows = torch.empty((self._comm.size, row.numel()), dtype=row.dtype, device=row.device)
+        self._move("Allgather", as_bytes(row.contiguous()), as_bytes(rows), row.nbytes)
         return rows
 
     @override
+    def exchange(self, parts: torch.Tensor) -> torch.Tensor:
+        check_parts(parts, self._comm.size)
+        received = torch.empty_like(parts)
+        self._move("Alltoall", as_bytes(parts), as_bytes(received), parts[0].nbytes)
+        return received
+
+    @override
     def barrier(self) -> None:
-        self._comm.Barrier()
+        self._call("Barrier")
 
     @override
     def split(self, color: int, key: int = 0) -> "MpiCommunicator":
         part = self._comm.Split(color, key)
         try:
-            return MpiCommunicator(part, cuda_aware=self.cuda_aware)
+            return MpiCommunicator(part, cuda_aware=self.cuda_aware, posted=self._posted)
         finally:
             part.Free()
+
+    @override
+    def for_thread(self) -> "MpiCommunicator":
+        level = self._mpi.Query_thread()
+        if level < self._mpi.THREAD_MULTIPLE:
+            raise CommError(
+                f"MPI runs with thread level {level}, but a second thread that communicates needs THREAD_MULTIPLE "
+                f"({self._mpi.THREAD_MULTIPLE}): connect with thread_level='MULTIPLE', or, where MPI was initialised before, "
+                "initialise it with MPI.Init_thread(MPI.THREAD_MULTIPLE)"
+            )
+        return MpiCommunicator(self._comm, cuda_aware=self.cuda_aware, posted=True)
 
     @override
     def abort(self, code: int) -> None:
@@ -129,28 +162,54 @@ class MpiCommunicator(Communicator):
         if not self._mpi.Is_finalized():
             self._comm.Free()
 
-    def _on_memory(self, tensor: torch.Tensor, call: Any) -> None:
-        """Run `call` on the tensor's memory. MPI knows no streams: what computes the tensor must have finished."""
+    def _call(self, name: str, *arguments: Any, on_device: bool = False) -> None:
+        """Run the collective `name` of mpi4py. Posted ones of Open MPI may crash on device pointers (its issue 9845)."""
+        if not self._posted or on_device:
+            getattr(self._comm, name)(*arguments)
+            return
+        request, pause = _while_mpi_runs(self._mpi, getattr(self._comm, f"I{name.lower()}"), *arguments), _FIRST_PAUSE_SECONDS
+        while not _while_mpi_runs(self._mpi, request.Test):
+            sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _on_memory(self, tensor: torch.Tensor, name: str, arguments: Callable[[list[Any]], tuple[Any, ...]]) -> None:
+        """Run a collective in place on the tensor's memory. MPI knows no streams: what computes the tensor must have finished."""
         check_tensor(tensor)
         if tensor.device.type == "cpu":
-            call(self._memory(tensor))
+            self._call(name, *arguments(self._memory(tensor)))
             return
         stream = torch.cuda.current_stream(tensor.device)
         if self.cuda_aware:
             stream.synchronize()
-            call(self._memory(tensor))
+            self._call(name, *arguments(self._memory(tensor)), on_device=True)
             return
-        staging = self._staged(tensor)
+        staging = self._staged(tensor.nbytes).view(tensor.dtype)
         staging.copy_(tensor.view(-1), non_blocking=True)
         stream.synchronize()
-        call(self._memory(staging))
+        self._call(name, *arguments(self._memory(staging)))
         tensor.view(-1).copy_(staging, non_blocking=True)
 
-    def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
-        nbytes = tensor.numel() * tensor.element_size()
+    def _move(self, name: str, sent: torch.Tensor, received: torch.Tensor, count: int) -> None:
+        """Run a collective that moves bytes: from `sent` to `received`, `count` from each rank."""
+        if sent.device.type == "cpu":
+            self._call(name, self._memory(sent, count), self._memory(received, count))
+            return
+        stream = torch.cuda.current_stream(sent.device)
+        if self.cuda_aware:
+            stream.synchronize()  # also for `received`, whose memory may have had another use
+            self._call(name, self._memory(sent, count), self._memory(received, count), on_device=True)
+            return
+        staging = self._staged(sent.nbytes + received.nbytes)
+        outgoing, incoming = staging[: sent.nbytes], staging[sent.nbytes :]
+        outgoing.copy_(sent.view(-1), non_blocking=True)
+        stream.synchronize()
+        self._call(name, self._memory(outgoing, count), self._memory(incoming, count))
+        received.view(-1).copy_(incoming, non_blocking=True)
+
+    def _staged(self, nbytes: int) -> torch.Tensor:
         if self._staging is None or self._staging.numel() < nbytes:
             self._staging = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        return self._staging[:nbytes].view(tensor.dtype)
+        return self._staging[:nbytes]
 
     def _memory(self, tensor: torch.Tensor, count: int | None = None) -> list[Any]:
         """What mpi4py calls a buffer: address, count and type. Nothing is copied, on whichever device the address lies."""
@@ -163,6 +222,15 @@ class MpiCommunicator(Communicator):
         return [memory, tensor.numel() if count is None else count, getattr(self._mpi, name)]
 
 
+def _while_mpi_runs(mpi: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call MPI from another thread, which the end of the program may overtake: MPI ends a process that calls it after its end."""
+    with _ENDING:
+        if mpi.Is_finalized():
+            raise CommError("MPI has ended before a collective of another thread: wait for all of them first")
+        return call(*arguments)
+
+
 def _finalize(mpi: Any) -> None:
-    if not mpi.Is_finalized():
-        mpi.Finalize()
+    with _ENDING:
+        if not mpi.Is_finalized():
+            mpi.Finalize()

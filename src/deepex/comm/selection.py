@@ -44,8 +44,13 @@ def choose(kind: str = "auto", *, place: Place, device: str, mpi_cuda_aware: boo
     return Choice(kind="mpi", reason=f"{place.size} ranks on CPUs: the machine's MPI")
 
 
-def connect(kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, str] | None = None) -> Communicator:
-    """Build the communicator of all ranks that the launcher started."""
+def connect(
+    kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, str] | None = None, thread_level: str = "FUNNELED"
+) -> Communicator:
+    """Build the communicator of all ranks that the launcher started.
+
+    `thread_level` is what MPI is started with where it carries the data: "MULTIPLE" for a job that communicates in the background.
+    """
     import torch
 
     environ = os.environ if environ is None else environ
@@ -58,17 +63,17 @@ def connect(kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, st
         torch.cuda.set_device(place.local_rank % max(num_devices, 1))
     if "MASTER_ADDR" in environ and chosen != "mpi":
         return _distributed(chosen, None)
-    mpi = _mpi(place)
+    mpi = _mpi(place, thread_level if kind in ("auto", "mpi") else "FUNNELED")
     if kind == "auto":  # nodes may differ, and all ranks must take the same: NCCL only if every rank has a GPU of its own
         own = all(mpi.gather(mpi.place.local_size <= num_devices))
         chosen = "nccl" if device == "cuda" and own else "mpi"
     return mpi if chosen == "mpi" else _distributed(chosen, mpi)
 
 
-def _mpi(place: Place) -> Communicator:
+def _mpi(place: Place, thread_level: str) -> Communicator:
     from deepex.comm.mpi import MpiCommunicator
 
-    comm = MpiCommunicator()
+    comm = MpiCommunicator(thread_level=thread_level)
     if comm.size != place.size:
         raise CommError(
             f"the launcher ({place.launcher}) started {place.size} ranks, but the MPI library sees {comm.size}: the MPI that "

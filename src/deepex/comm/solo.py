@@ -11,7 +11,7 @@ from typing import final
 import torch
 from typing_extensions import override
 
-from deepex.comm.base import Communicator, check_tensor, scale
+from deepex.comm.base import Communicator, as_bytes, check_parts, check_tensor, scale
 from deepex.comm.place import Place
 
 
@@ -35,7 +35,12 @@ class SoloCommunicator(Communicator):
 
     @override
     def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
-        return row[None].clone()
+        return as_bytes(row.contiguous())[None].clone().view(row.dtype)  # torch cannot copy all types, but their bytes
+
+    @override
+    def exchange(self, parts: torch.Tensor) -> torch.Tensor:
+        check_parts(parts, 1)
+        return as_bytes(parts).clone().view(parts.dtype)
 
     @override
     def barrier(self) -> None:
@@ -43,6 +48,10 @@ class SoloCommunicator(Communicator):
 
     @override
     def split(self, color: int, key: int = 0) -> "SoloCommunicator":
+        return SoloCommunicator()
+
+    @override
+    def for_thread(self) -> "SoloCommunicator":
         return SoloCommunicator()
 
     @override
