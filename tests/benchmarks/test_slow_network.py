@@ -1,0 +1,50 @@
+"""What the benchmark of the slow network computes from its runs; the runs themselves need root and minutes."""
+
+import pytest
+
+import slow_network
+from slow_network import Plan, Run
+
+
+def make_run(strategy: str, seed: int, blocked: list[float], seconds: list[float], error: float = 0.2) -> Run:
+    return Run(
+        strategy=strategy,
+        seed=seed,
+        syncs=10,
+        sync_bytes=8,
+        blocked_seconds=blocked,
+        epoch_seconds=seconds,
+        step_seconds=[0.01],
+        loss=0.5,
+        error=error,
+    )
+
+
+def test_network_has_the_size_that_it_tells():
+    network = slow_network.network(channels=1, size=(28, 28), classes=10)
+    assert f"{sum(weight.numel() for weight in network.parameters()):,} parameters" in slow_network.network.__doc__
+
+
+def test_a_period_computes_for_longer_than_a_sync():
+    plan = Plan(step_seconds=0.02, sync_seconds=0.1, ideal_seconds=0.09, sync_bytes=8)
+    assert plan.period == 8
+    assert plan.period * plan.step_seconds >= 1.5 * plan.sync_seconds
+
+
+def test_hidden_is_what_no_longer_blocks_and_saved_what_the_wall_clock_gained():
+    pairs = [[make_run("weights", s, [2.0, 2.0], [6.0, 6.0]), make_run("other", s, [0.2, 0.2], [4.4, 4.4])] for s in (1, 2, 3)]
+    found = slow_network.summarise(pairs)
+    assert found["hidden"]["share"] == pytest.approx(0.9)
+    assert found["saved"] == pytest.approx(0.8)
+    assert found["blocked_seconds_per_sync"] == pytest.approx([0.2, 0.02])
+
+
+def test_difference_is_taken_seed_by_seed():
+    pairs = [
+        [make_run("weights", s, [1.0], [1.0], error=0.1 * s), make_run("other", s, [1.0], [1.0], error=0.1 * s + more)]
+        for s, more in ((1, 0.01), (2, 0.02), (3, 0.03))
+    ]
+    found = slow_network.difference(pairs, "error")
+    assert found["mean"] == pytest.approx(0.02)
+    assert found["high"] - found["mean"] == pytest.approx(4.303 * 0.01 / 3**0.5)
+    assert slow_network.difference(pairs[:1], "error")["low"] is None
