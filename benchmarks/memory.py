@@ -103,7 +103,7 @@ def deepex_case(case: dict[str, Any]) -> dict[str, int]:
         "parameters": arena.num_parameters,
         "arena": arena.memory.nbytes,
         "slice": learner.sync_bytes,
-        "agreement": held(learner._agreement, arena),
+        "agreement": held(learner.strategy.agreement, arena),
         "momentum": held(learner.momentum, arena),
         "samples": held(learner.feed, arena),
     }
@@ -138,11 +138,11 @@ def events_case(case: dict[str, Any]) -> dict[str, int] | None:
         comm.sum(torch.zeros(1 << 20))  # what MPI allocates once, for messages of any size
         found = {"initial broadcast": growth(lambda: trainer.load(None))}
         train(trainer)
-        found["sync"] = growth(lambda: learner._agreement.reach(comm, 0.0))
+        found["sync"] = growth(lambda: learner.strategy.agreement.reach(comm, request=0.0, rate=0.0))
         plain = torch.ones(learner.sync_bytes // arena.memory.itemsize, dtype=arena.memory.dtype)
         found["bare Allreduce of as much"] = growth(lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, plain.numpy()))
         position = checkpoints.Position(1)
-        options = {"comm": comm, "replicas": 2, "momenta": learner.momentum.stored(), "keep": 2}
+        options = {"comm": comm, "replicas": 2, "kept": learner.kept(), "rule": {}, "keep": 2}
         directory = trainer._run.checkpoints
         found["checkpoint"] = growth(lambda: checkpoints.save(directory, position, arena, learner.network, **options))
         weights = Path(folder) / "weights.safetensors"

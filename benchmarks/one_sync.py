@@ -25,11 +25,10 @@ from torch import nn
 
 import bench
 from deepex import nets
-from deepex.comm.base import own_zeros
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.together import abort_on_failure
 from deepex.engine.arena import Arena
-from deepex.sync.agreement import Agreement, make_agreement
+from deepex.sync import Agreement, InPlace, Region
 
 
 def build() -> nn.Module:
@@ -80,12 +79,13 @@ class Separate:
 
 def agreement_on(agreed: torch.Tensor) -> Agreement:
     """What the learner builds for one replica per rank."""
-    return make_agreement(agreed, own=agreed, request=0, replicas_per_rank=1, deterministic=False, zeros=own_zeros)
+    whole = slice(0, agreed.numel())
+    return InPlace(Region(agreed=agreed, buffers=slice(0, 1), weights=slice(1, agreed.numel()), own=whole, request=0))
 
 
 def sync(agreement: Agreement, comm: MpiCommunicator, share: float) -> None:
-    agreement.add(share)
-    agreement.reach(comm, 0.0)
+    agreement.add(0, share)
+    agreement.reach(comm, request=0.0, rate=0.0)
 
 
 def measure_syncs(arena: Arena, repeats: int, comm: MpiCommunicator, mpi: Any) -> dict[str, list[float]]:

@@ -19,6 +19,7 @@ from deepex.recipes import RECIPES, recipe
 from deepex.recipes.job import make_job
 from deepex.record.clock import NoClock
 from deepex.record.table import dump_toml, from_table, to_table
+from deepex.sync import Turns
 
 MakeData = Callable[[int], Path]
 
@@ -119,8 +120,9 @@ def test_the_estimate_has_what_the_arena_and_the_agreement_take(
     job = make_job(config, SoloCommunicator())
     learner = Learner(job, SoloCommunicator(), NoClock())
     weights = sum(parameter.nbytes for parameter in job.network.parameters())
-    sums = [getattr(learner._agreement, name, None) for name in ("_last", "_total")]
-    taken = [learner.arena.memory, *(tensor for tensor in sums if tensor is not None), *learner.momentum.stored()]
+    agreement = learner.strategy.agreement
+    sums = [agreement._last, agreement._total.buffer] if isinstance(agreement, Turns) else []
+    taken = [learner.arena.memory, *sums, *learner.momentum.stored()]
     assert job.placement.estimate["arena_bytes"] == pytest.approx(weights + sum(t.nbytes for t in taken), rel=0.01)
     learner.feed.close()
 

@@ -1,26 +1,36 @@
-"""The weighted mean over replicas, whichever way it is computed."""
+"""The plain mean over replicas, whichever way it is computed, and the momentum policies."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepex.comm.base import own_zeros
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import FailureError
-from deepex.sync import Agreement, make_agreement, make_momentum
-from deepex.sync.agreement import Accumulated, FixedPoint, InPlace
+from deepex.sync import Agreement, InPlace, Region, Turns, make_momentum
+from deepex.sync.total import FixedTotal, FloatTotal, Total
+
+KINDS = (FloatTotal, FixedTotal)
 
 
-def make(kind: type[Agreement], agreed: torch.Tensor) -> Agreement:
-    agreement = kind(agreed, own=agreed, request=0, **({} if kind is InPlace else {"zeros": own_zeros}))
+def region_of(arena: torch.Tensor) -> Region:
+    return Region(agreed=arena, buffers=slice(0, 10), weights=slice(10, len(arena)), own=slice(0, len(arena)), request=0)
+
+
+def make(kind: type[Total], arena: torch.Tensor) -> Agreement:
+    buffer = torch.zeros(len(arena), dtype=torch.int64 if kind is FixedTotal else arena.dtype)
+    agreement = Turns(region_of(arena), kind(buffer))
     agreement.start()
     return agreement
 
 
+def reach(agreement: Agreement, request: float = 0.0) -> None:
+    agreement.reach(SoloCommunicator(), request=request, rate=0.1)
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 6), st.integers(0, 2**32 - 1), st.sampled_from([Accumulated, FixedPoint]))
-def test_turns_give_the_weighted_mean_and_start_from_the_same_state(replicas: int, seed: int, kind: type[Agreement]) -> None:
+@given(st.integers(1, 6), st.integers(0, 2**32 - 1), st.sampled_from(KINDS))
+def test_turns_give_the_weighted_mean_and_start_from_the_same_state(replicas: int, seed: int, kind: type[Total]) -> None:
     generator = torch.Generator().manual_seed(seed)
     arena = torch.randn(200, generator=generator)
     agreement = make(kind, arena)
@@ -30,13 +40,13 @@ def test_turns_give_the_weighted_mean_and_start_from_the_same_state(replicas: in
         counts[0] += 1
         shares = (counts / counts.sum()).tolist()
         expected = torch.zeros(200, dtype=torch.float64)
-        for share in shares:
-            agreement.begin()
+        for index, share in enumerate(shares):
+            agreement.begin(index)
             assert torch.equal(arena[1:], state[1:]), "each replica starts from what was agreed"
             arena.add_(torch.randn(200, generator=generator))
             expected += share * arena.double()
-            agreement.add(share)
-        agreement.reach(SoloCommunicator(), 1.0)
+            agreement.add(index, share)
+        reach(agreement, 1.0)
         assert torch.allclose(arena[1:].double(), expected[1:], atol=1e-6)
         assert agreement.requests == 1.0
         state = arena.clone()
@@ -47,12 +57,12 @@ def test_fixed_point_does_not_depend_on_the_order() -> None:
     results = []
     for order in (range(8), reversed(range(8)), (3, 1, 7, 0, 2, 6, 5, 4)):
         arena = torch.zeros(1000)
-        agreement = make(FixedPoint, arena)
+        agreement = make(FixedTotal, arena)
         for index in order:
-            agreement.begin()
+            agreement.begin(index)
             arena.copy_(values[index])
-            agreement.add(0.125)
-        agreement.reach(SoloCommunicator(), 0.0)
+            agreement.add(index, 0.125)
+        reach(agreement)
         results.append(arena.clone())
     assert all(torch.equal(results[0], other) for other in results)
 
@@ -60,39 +70,31 @@ def test_fixed_point_does_not_depend_on_the_order() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e8])
 def test_fixed_point_refuses_what_it_cannot_hold(value: float) -> None:
     """Whichever turn has it, and before others are told."""
-    arena, solo = torch.zeros(10), SoloCommunicator()
-    agreement = make(FixedPoint, arena)
-    for one in (0.0, value, 1.0):
-        agreement.begin()
+    arena = torch.zeros(10)
+    agreement = make(FixedTotal, arena)
+    for index, one in enumerate((0.0, value, 1.0)):
+        agreement.begin(index)
         arena[5] = one
-        agreement.add(0.25)
+        agreement.add(index, 0.25)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SoloCommunicator, "sum", lambda *_: pytest.fail("summed"))
         with pytest.raises(FailureError, match="deterministic sums cannot hold"):
-            agreement.reach(solo, 0.0)
+            reach(agreement)
     agreement.start()
-    agreement.reach(solo, 0.0)
+    reach(agreement)
 
 
 def test_in_place_weights_and_sums_where_it_lies() -> None:
     arena = torch.ones(10)
-    agreement = make(InPlace, arena)
-    agreement.add(0.25)
-    agreement.reach(SoloCommunicator(), 1.0)
+    agreement = InPlace(region_of(arena))
+    agreement.add(0, 0.25)
+    reach(agreement, 1.0)
     assert arena.tolist() == [0.25] * 10
     assert agreement.requests > 0
     arena[5] = float("nan")
-    agreement.add(0.0)
-    agreement.reach(SoloCommunicator(), 0.0)
+    agreement.add(0, 0.0)
+    reach(agreement)
     assert not arena.any(), "a replica that saw nothing contributes nothing, whatever it holds"
-
-
-def test_the_way_is_chosen() -> None:
-    arena = torch.zeros(8)
-    keys = {"own": arena, "request": 0, "zeros": own_zeros}
-    assert isinstance(make_agreement(arena, **keys, replicas_per_rank=1, deterministic=False), InPlace)
-    assert isinstance(make_agreement(arena, **keys, replicas_per_rank=2, deterministic=False), Accumulated)
-    assert isinstance(make_agreement(arena, **keys, replicas_per_rank=1, deterministic=True), FixedPoint)
 
 
 def test_momentum_policies() -> None:

@@ -79,13 +79,13 @@ class CapturedRunner(Runner):
         self._source = Source(parts, self._fused.fold, key, most_steps_at_once=_MOST_STEPS)
         self.sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._gathered = self._make_gathered()
-        self._random, self._row, self._step_seconds = False, 0, 0.0
+        self._random, self._row, self.step_seconds = False, 0, 0.0
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._pool: Any = None
         began = time.perf_counter()
         self.laps = self._prepare_laps()
         seconds, steps = time.perf_counter() - began, self.laps[0].steps
-        lap_seconds = max(self._step_seconds * steps, 1e-6)
+        lap_seconds = max(self.step_seconds * steps, 1e-6)
         self._stride, self._since = max(1, int(_AHEAD_SECONDS / lap_seconds)), 0
         self._nap = min(self._stride * lap_seconds / 2, _MOST_NAP_SECONDS)
         self._queued = torch.cuda.Event() if self._stream is not None else None
@@ -214,8 +214,8 @@ class CapturedRunner(Runner):
             one = self._prepare(full, 1)
             laps = [one]
             if self._stream is not None:
-                self._step_seconds = self._time(one)
-                steps = min(_MOST_STEPS, self._parts.turn_steps, int(_LAP_SECONDS / self._step_seconds))
+                self.step_seconds = self._time(one)
+                steps = min(_MOST_STEPS, self._parts.turn_steps, int(_LAP_SECONDS / self.step_seconds))
                 if steps > 1 and not self._random and self._parts.updates and self._source.resident:
                     laps.insert(0, self._prepare(full, steps))
             return [*laps, *(self._prepare(size, 1) for size in rest)]

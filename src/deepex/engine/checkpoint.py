@@ -6,8 +6,9 @@
 
 `NAME.safetensors` holds the arena's state as one flat tensor (and the network's integer buffers); `NAME.json` says where in the run
 it was taken and how the flat tensor is laid out. The .json is written last: a checkpoint without it does not exist. Checkpoints are
-taken at a sync only, when all replicas are equal, so any number of ranks that divides the replicas can resume. With momentum
-`local`, each replica's momentum has a file of its own, written by its rank.
+taken at a sync only, so any number of ranks that divides the replicas can resume. What replicas do not share (momentum that is
+`local`, weights with a strategy that lets them differ) has a file for each, written by its rank; what a strategy holds beside the
+arena, the same for all (outer momentum), is with the arena's state.
 """
 
 import errno
@@ -27,6 +28,7 @@ from deepex.comm import Communicator
 from deepex.engine.arena import Arena
 from deepex.errors import ConfigError, RunError
 from deepex.record.files import read_json, write_atomic, write_json
+from deepex.sync.agreement import State
 
 _PIECE: Final = 1 << 22  # numbers that are read at a time
 _LONGEST_HEADER: Final = 100 << 20  # as safetensors itself has it
@@ -81,21 +83,27 @@ def save(
     *,
     comm: Communicator,
     replicas: int,
-    momenta: list[torch.Tensor],
+    kept: State,
+    rule: dict[str, Any],
     keep: int,
 ) -> Path:
-    """Write a checkpoint; `momenta` are those of this rank's replicas where momentum is local. Collective if there are any."""
-    name = f"epoch{position.epoch:06d}-step{position.step:06d}"
-    path = directory / f"{name}.safetensors"
-    first, checksums = comm.rank * len(momenta), []
-    for index, momentum in enumerate(map(torch.Tensor.cpu, momenta)):
-        _write(directory / f"{name}-momentum{first + index:06d}.safetensors", {"momentum": momentum})
-        checksums.append(_checksum(momentum))
-    if momenta:
-        checksums = [checksum for rank in comm.gather(checksums) for checksum in rank]  # all have written theirs
+    """Write a checkpoint; `kept` is what there is beside the arena, `rule` what the period rule has learnt.
+
+    Collective if replicas have something of their own.
+    """
+    path = directory / f"epoch{position.epoch:06d}-step{position.step:06d}.safetensors"
+    checksums = {}
+    for what, tensors in kept.own.items():
+        mine, first = [], comm.rank * len(tensors)
+        for index, tensor in enumerate(tensors):
+            held = tensor.cpu().contiguous()
+            _write(_own_path(path, what, first + index), {what: held})
+            mine.append(_checksum(held))
+        checksums[what] = [checksum for rank in comm.gather(mine) for checksum in rank]  # all have written theirs
     if comm.rank == 0:
-        state = arena.state.cpu()
-        _write(path, {"arena": state, **{f"counter:{n}": b.cpu() for n, b in _counters(network)}})
+        state, shared = arena.state.cpu(), {name: tensor.cpu() for name, tensor in kept.shared.items()}
+        counters = {f"counter:{n}": b.cpu() for n, b in _counters(network)}
+        _write(path, {"arena": state, **counters, **{f"shared:{name}": tensor for name, tensor in shared.items()}})
         header = {
             "schema": 1,
             "epoch": position.epoch,
@@ -103,8 +111,10 @@ def save(
             "syncs": position.syncs,
             "sums": position.sums,
             "replicas": replicas,
-            "momentum": "local" if momenta else "shared",
-            "momenta_crc32": checksums,
+            "momentum": "local" if "momentum" in kept.own else "shared",
+            "own_crc32": checksums,
+            "shared_crc32": {name: _checksum(tensor) for name, tensor in shared.items()},
+            "rule": rule,
             "bytes": path.stat().st_size,
             "crc32": _checksum(state),
             "layout": arena.layout.to_json(),
@@ -150,19 +160,41 @@ def restore_momenta(checkpoint: Checkpoint, momenta: list[torch.Tensor], first: 
             momentum.copy_(shared)
         return
     for index, momentum in enumerate(momenta):
-        _read_momentum(checkpoint, first + index, momentum)
+        _read_own(checkpoint, "momentum", first + index, momentum)
     if not momenta:
         replicas, one = checkpoint.header["replicas"], torch.empty_like(shared)
         shared.zero_()
         for replica in range(replicas):
-            _read_momentum(checkpoint, replica, one)
+            _read_own(checkpoint, "momentum", replica, one)
             shared.add_(one, alpha=1 / replicas)
 
 
-def _read_momentum(checkpoint: Checkpoint, replica: int, momentum: torch.Tensor) -> None:
-    path = checkpoint.path.with_name(f"{checkpoint.path.stem}-momentum{replica:06d}.safetensors")
-    found, checksums = _read_into(path, "momentum", momentum), checkpoint.header.get("momenta_crc32")
-    if checksums is not None:  # older checkpoints have none
+def restore_state(checkpoint: Checkpoint, state: State, first: int) -> bool:
+    """Read what a strategy kept beside the arena, of this rank's replicas those from `first` on; whether there was anything."""
+    shared = checkpoint.header.get("shared_crc32", {})
+    own = [what for what in checkpoint.header.get("own_crc32", {}) if what != "momentum"]
+    if unknown := sorted({*own} - {*state.own}):
+        raise RunError(
+            f"checkpoint {checkpoint.path} has {', '.join(unknown)} of each replica, which this sync.strategy does not know: "
+            "resume with the run's own strategy"
+        )
+    for name, checksum in shared.items():
+        if name in state.shared:
+            _check(checkpoint, checkpoint.path, _read_into(checkpoint.path, f"shared:{name}", state.shared[name]), checksum)
+    for what in own:
+        for index, tensor in enumerate(state.own[what]):
+            _read_own(checkpoint, what, first + index, tensor)
+    return bool(own or {*shared} & {*state.shared})
+
+
+def _own_path(path: Path, what: str, replica: int) -> Path:
+    return path.with_name(f"{path.stem}-{what}{replica:06d}.safetensors")
+
+
+def _read_own(checkpoint: Checkpoint, what: str, replica: int, tensor: torch.Tensor) -> None:
+    path, header = _own_path(checkpoint.path, what, replica), checkpoint.header
+    found, checksums = _read_into(path, what, tensor), header.get("own_crc32", {}).get(what, header.get("momenta_crc32"))
+    if checksums is not None:  # the oldest checkpoints have none
         _check(checkpoint, path, found, checksums[replica])
 
 
@@ -264,7 +296,7 @@ def _forget_old(directory: Path, keep: int) -> None:
         header.unlink()
     kept = {header.stem for header in _headers(directory)}
     for path in directory.glob("epoch*.safetensors"):
-        if path.stem.split("-momentum")[0] not in kept:
+        if "-".join(path.stem.split("-")[:2]) not in kept:
             path.unlink()
     for path in directory.glob(".epoch*.part"):
         path.unlink()

@@ -8,6 +8,8 @@ Compute phases contain no collective, so a slow rank shows as slow; nothing is r
 """
 
 from collections.abc import Callable
+from time import perf_counter
+from typing import Final
 
 import torch
 from torch import nn
@@ -26,8 +28,23 @@ from deepex.engine.rate import Schedule
 from deepex.engine.runner import Parts
 from deepex.engine.step import EagerStep
 from deepex.errors import ConfigError
-from deepex.record.clock import SYNC, UPDATE, PhaseClock
-from deepex.sync import Agreement, make_agreement, make_momentum, parse_period, segments
+from deepex.record import EpochRecord
+from deepex.record.clock import PHASES, SYNC, UPDATE, PhaseClock
+from deepex.sync import (
+    Crowd,
+    Drift,
+    Region,
+    Seen,
+    State,
+    Strategy,
+    make_momentum,
+    make_strategy,
+    segments,
+)
+from deepex.sync.auto import Auto
+from deepex.sync.strategy import Turn as SyncTurn
+
+_TRIALS: Final = 3
 
 
 class Learner:
@@ -40,7 +57,7 @@ class Learner:
         per_rank = job.replicas // comm.size
         self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
         _check_network(job.network, job.replicas)
-        self._updates_locally = config.sync.strategy == "weights"
+        self._updates_locally = config.sync.strategy != "gradients"
         gathers = not self._updates_locally or job.device.type != "cpu"
         self.arena = Arena(job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros)
         self.objective = make_objective(config.objective)
@@ -57,7 +74,7 @@ class Learner:
         self.momentum = make_momentum(policy, self.arena.momentum, replicas_per_rank=per_rank)
         schedule = Schedule(config.optim, epochs=config.epochs, total_batch=config.batch * job.replicas)
         self._rate = schedule.during(self._shards.steps)  # not a method: this object would hold itself alive
-        self._rule = parse_period(config.sync.period or ("epoch" if self._updates_locally else 1))
+        self.rule = config.sync.rule()
         samples = Samples(
             job.dataset.part("train"),
             self._shards,
@@ -77,45 +94,74 @@ class Learner:
             optimiser=Optimiser(config.optim, self.arena),
             rate=self._rate,
             updates=self._updates_locally,
-            turn_steps=max(stop - start for start, stop in segments(self._rule, 0, self._shards.steps)),
+            turn_steps=self.rule.longest(self._shards.steps),
         )
         steps = config.epochs * self._shards.steps * per_rank
         self.runner, self.clock = make_runner(parts, self.step, steps=steps, begun=job.begun, clock=clock)
-        self._agreement = self._make_agreement()
+        self.strategy = self._make_strategy()
         self.plan: list[tuple[int, int]] = []
-        self.rate = 0.0
+        self.rate, self._epoch, self._syncs = 0.0, 0, 0
 
     def start(self) -> None:
-        """Begin from the state that the arena holds now: initial weights, or those of a checkpoint."""
-        self._agreement.start()
+        """Begin from the initial weights, which the arena holds now, or those of a checkpoint that kept nothing beside them."""
+        self.strategy.agreement.start()
 
-    def _make_agreement(self) -> Agreement:
-        arena = self.arena
+    def try_times(self) -> None:
+        """Measure a sync and a step for a rule that wants to know, on momentum, which is zero before the first. Collective."""
+        rule, momentum = self.rule, self.arena.momentum
+        if not isinstance(rule, Auto) or self._job.replicas == 1 or self._job.config.deterministic:
+            return
+        seconds = []
+        for _ in range(_TRIALS):
+            self._comm.barrier()
+            began = perf_counter()
+            self._comm.sum(momentum)
+            if momentum.device.type == "cuda":
+                torch.cuda.synchronize(momentum.device)
+            seconds.append(perf_counter() - began)
+        step = self.runner.step_seconds or self.step.trial_seconds(self._shards.batch)
+        size = self.sync_bytes / momentum.nbytes
+        steps, syncs = zip(*self._comm.gather([step * len(self.replicas), min(seconds) * size]), strict=True)
+        rule.measured(step_seconds=max(steps), sync_seconds=max(syncs))
+
+    def _make_strategy(self) -> Strategy:
+        arena, config = self.arena, self._job.config
+        crowd = Crowd(replicas=self._job.replicas, samples=self._shards.samples, total=self._shards.total_samples)
+        region = self._region()
+        drift = None
+        if self._updates_locally and self._job.replicas > 1:
+            spans = [(slot.name, slot.offset, slot.count) for slot in arena.layout.weights]
+            drift = Drift(region, spans, replicas_per_rank=len(self.replicas))
+        return make_strategy(config.sync, region, comm=self._comm, crowd=crowd, deterministic=config.deterministic, drift=drift)
+
+    def _region(self) -> Region:
+        arena, weights = self.arena, self.arena.weights.numel()
+        buffers = arena.buffers.numel()
         if not self._updates_locally:
-            agreed, own, request = arena.gradients_and_buffers, arena.buffers, arena.gradients.numel()
-        else:
-            averaged = self._job.config.sync.momentum == "average"
-            agreed, request = arena.model_and_momentum if averaged else arena.model, 0
-            own = agreed
-        return make_agreement(
-            agreed,
-            own=own,
-            request=request,
-            replicas_per_rank=len(self.replicas),
-            deterministic=self._job.config.deterministic and self._job.replicas > 1,
-            zeros=self._comm.zeros,
+            gradients = arena.gradients.numel()
+            held = slice(gradients, gradients + buffers)
+            return Region(agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=gradients)
+        agreed = arena.model_and_momentum if self._job.config.sync.momentum == "average" else arena.model
+        return Region(
+            agreed=agreed,
+            buffers=slice(0, buffers),
+            weights=slice(buffers, buffers + weights),
+            own=slice(0, agreed.numel()),
+            request=0,
         )
 
     @property
     def sync_bytes(self) -> int:
         """What one sync sends and receives per rank, as the size of the buffer that is summed."""
-        return self._agreement.nbytes
+        return self.strategy.agreement.nbytes
 
-    def begin_epoch(self, epoch: int, step: int) -> None:
-        """Plan the syncs of an epoch from `step` on, and start its feed."""
+    def begin_epoch(self, epoch: int, step: int, syncs: int = 0) -> None:
+        """Plan the syncs of an epoch from `step` on, before which there have been `syncs`, and start its feed."""
         self.clock.reset()
-        self.plan = segments(self._rule, step, self._shards.steps)
-        turns = [self._turn(replica, *segment) for segment in self.plan for replica in self.replicas]
+        self._syncs = syncs
+        self.rule.begin_epoch(epoch, lambda step: self._rate(epoch, step))
+        self.plan = self.strategy.plan(segments(self.rule, step, self._shards.steps))
+        turns = [self._turn(turn) for stretch in self.plan for turn in self.strategy.order(*stretch)]
         self.runner.begin_epoch(epoch, turns)
         self.clock.start()
 
@@ -126,29 +172,33 @@ class Learner:
 
         Gives the step reached: earlier than `stop` only for a run of one replica that was asked to stop; nobody waits for it.
         """
-        alone = self._job.replicas == 1
-        total = self._shards.total_samples(start, stop)
-        for index, replica in enumerate(self.replicas):
-            self._agreement.begin()
-            self.momentum.begin(index)
-            self._counters.begin(index)
+        alone, steps = self._job.replicas == 1, self._shards.steps
+        self._counters.open()
+        turns = self.strategy.turns(
+            start,
+            stop,
+            number=self._syncs,
+            whole=stop == steps,
+            asked=lambda: float(asked_to_stop()),
+            rate=lambda: self.rate,
+        )
+        for turn in turns:
+            self.momentum.begin(turn.index)
+            self._counters.begin(first=turn.first, opens=turn.first and turn.start == start)
             self.clock.mark(SYNC)
-            share = 1.0 if alone else self._shards.samples(replica, start, stop) / total
             done = start
-            for steps, samples in self.runner.steps(epoch, self._turn(replica, start, stop)):
+            for number, samples in self.runner.steps(epoch, self._turn(turn)):
                 stepped(samples)
-                done += steps
+                done += number
                 if alone and done < stop and asked_to_stop():
                     stop = done
                     break
-            self.rate = self._rate(epoch, stop - 1)
+            self.rate = self._rate(epoch, min(turn.stop, stop) - 1)
             self.arena.take_back_buffers()
-            self.momentum.end(index)
-            self._counters.end(index)
-            self._agreement.add(share)
-            self.clock.mark(SYNC)
+            self.momentum.end(turn.index)
+            self._counters.end(turn.index, first=turn.first)
         self._counters.agreed()
-        self._agreement.reach(self._comm, float(asked_to_stop()))
+        self._syncs += 1
         self.clock.mark(SYNC)
         if not self._updates_locally:
             self.rate = self._rate(epoch, stop - 1)  # also on a rank whose shards have ended: all update alike
@@ -159,11 +209,48 @@ class Learner:
     @property
     def requests(self) -> torch.Tensor:
         """Above zero if some rank was asked to stop, as told at the last sync; on the device."""
-        return self._agreement.requests
+        return self.strategy.agreement.requests
 
-    def _turn(self, replica: int, start: int, stop: int) -> Turn:
+    def kept(self) -> State:
+        """What a checkpoint must keep beside the arena. Collective."""
+        self.strategy.agreement.settle()
+        kept, momenta = self.strategy.agreement.kept(), self.momentum.stored()
+        return State(shared=kept.shared, own={**kept.own, **({"momentum": momenta} if momenta else {})})
+
+    def apart(self) -> list[float]:
+        """How far replicas were apart at the syncs since the last time, for `strategy.drift.summary`."""
+        return self.strategy.drift.read() if self.strategy.drift is not None else []
+
+    def learn(self, record: EpochRecord) -> None:
+        """Let the period rule know what an epoch has shown; the record is the same on every rank."""
+        if self._job.replicas == 1:
+            return
+        times = zip(*(record.phases[phase] for phase in PHASES), strict=True)
+        rows = [(sum(phases[:SYNC]), phases[SYNC]) for phases in times]
+        timed = 0.0 if self._job.config.deterministic else 1.0  # or the next period would follow from a clock
+        self.rule.learn(
+            Seen(
+                epoch=record.epoch,
+                loss=record.train.loss,
+                validation_loss=record.validation.loss if record.validation is not None else None,
+                drift=record.drift.get("all", 0.0),
+                step_seconds=timed * max(row[0] for row in rows) / record.steps,
+                sync_seconds=timed * min(row[1] for row in rows) / record.syncs,
+                steps=record.steps,
+                syncs=record.syncs,
+            )
+        )
+
+    def close(self) -> None:
+        """Stop what reads, and what talks in the background."""
+        self.feed.close()
+        self.strategy.agreement.close()
+
+    def _turn(self, turn: SyncTurn) -> Turn:
         """A replica's turn; it ends early if its shard does."""
-        return Turn(replica, start, max(start, min(stop, -(-self._shards.size(replica) // self._shards.batch))))
+        replica = self.replicas[turn.index]
+        ends = -(-self._shards.size(replica) // self._shards.batch)
+        return Turn(replica, turn.start, max(turn.start, min(turn.stop, ends)))
 
 
 def _check_network(network: nn.Module, replicas: int) -> None:

@@ -58,10 +58,14 @@ class Parts:
 
 
 class Runner(ABC):
-    """Runs the steps of this rank's replicas on the arena; loss and measure are summed on the device in `sums`."""
+    """Runs the steps of this rank's replicas on the arena; loss and measure are summed on the device in `sums`.
+
+    `step_seconds`: how long a step takes, where that was measured; else 0.
+    """
 
     sums: torch.Tensor
     choice: StepChoice
+    step_seconds = 0.0
 
     @abstractmethod
     def begin_epoch(self, epoch: int, turns: Sequence[Turn]) -> None:

@@ -25,8 +25,10 @@ from deepex.engine.watch import Watcher
 from deepex.errors import DivergedError
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
 from deepex.record.clock import PhaseClock
+from deepex.sync.drift import relative
 
 _TRAIN, _TIMES, _VALIDATION = slice(0, 3), slice(3, 4 + len(PHASES)), slice(4 + len(PHASES), 8 + len(PHASES))
+_DRIFT = slice(8 + len(PHASES), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +58,16 @@ class Trainer:
         learner = self.learner
         if checkpoint is None:
             self._comm.broadcast(learner.arena.state)
-        else:
-            checkpoints.restore(checkpoint, learner.arena, learner.network)
-            checkpoints.restore_momenta(checkpoint, learner.momentum.stored(), learner.replicas[0], learner.arena.momentum)
-        learner.start()
-        return Position() if checkpoint is None else checkpoint.position
+            learner.start()
+            learner.try_times()
+            return Position()
+        agreement = learner.strategy.agreement
+        checkpoints.restore(checkpoint, learner.arena, learner.network)
+        checkpoints.restore_momenta(checkpoint, learner.momentum.stored(), learner.replicas[0], learner.arena.momentum)
+        kept = checkpoints.restore_state(checkpoint, agreement.state(), learner.replicas[0])
+        agreement.resume() if kept else agreement.start()
+        learner.rule.restore(checkpoint.header.get("rule", {}))
+        return checkpoint.position
 
     def run(self, position: Position) -> Outcome:
         """Train from `position` to the end."""
@@ -68,7 +75,7 @@ class Trainer:
             with self._signals:
                 return self._epochs(position)
         finally:
-            self.learner.feed.close()
+            self.learner.close()
             if self._evaluator is not None:
                 self._evaluator.close()
 
@@ -97,7 +104,7 @@ class Trainer:
         mine = sum(shards.samples(replica, position.step, shards.steps) for replica in learner.replicas)
         self._watcher.epoch_began(epoch + 1, mine)
         began, syncs, stopped = perf_counter(), position.syncs, False
-        learner.begin_epoch(epoch, position.step)
+        learner.begin_epoch(epoch, position.step, position.syncs)
         for start, planned in learner.plan:
             stop = learner.segment(epoch, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped)
             syncs += 1
@@ -136,11 +143,12 @@ class Trainer:
         wall = perf_counter() - began
         sums = self.learner.runner.sums.tolist()
         validation = self._validate()
-        row = [*sums, float(mine), *phases.values(), wall, *validation]
+        row = [*sums, float(mine), *phases.values(), wall, *validation, *self.learner.apart()]
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
         self._check_finite(position.epoch, rows[:, 0].tolist())
         train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
         times = rows[:, _TIMES].T.tolist()
+        drift, moved = self._drift(rows[:, _DRIFT])
         record = EpochRecord(
             epoch=position.epoch + 1,
             samples=round(train[2]),
@@ -153,10 +161,21 @@ class Trainer:
             wall=times[-1],
             validation=self._validation_score(rows[:, _VALIDATION]),
             partial=position.step > 0,
+            period=self.learner.rule.reason if self._job.replicas > 1 else "",
+            drift=drift,
+            moved=moved,
         )
+        self.learner.learn(record)
         if self._comm.rank == 0:
             self._run.append(record)
         return record
+
+    def _drift(self, rows: torch.Tensor) -> tuple[dict[str, float], dict[str, float]]:
+        """Drift and movement by group of layers, as shares of the mean's norm."""
+        if self.learner.strategy.drift is None:
+            return {}, {}
+        apart = self.learner.strategy.drift.summary(rows.mean(0).tolist())
+        return relative(apart, "drift"), relative(apart, "moved")
 
     def _validate(self) -> list[float]:
         """Loss, tally, samples and seconds of this rank's part of the validation; zeros where there is none."""
@@ -199,7 +218,8 @@ class Trainer:
             learner.network,
             comm=self._comm,
             replicas=self._job.replicas,
-            momenta=learner.momentum.stored(),
+            kept=learner.kept(),
+            rule=learner.rule.state,
             keep=self._config.checkpoint.keep,
         )
 

@@ -100,14 +100,18 @@ def _arena_slices(config: RunConfig, per_rank: int, *, on_gpu: bool) -> int:
 
     With gradients and momentum; on a GPU also the gradients that a captured step makes (in bf16 of half the size, and as much for
     the weights' twin where gradients are gathered); for several replicas also what they last agreed and their sum (of 8 bytes where
-    deterministic), and momenta of their own, which wait in host memory.
+    deterministic), and momenta of their own, which wait in host memory; for outer momentum what it steps from, and its velocity;
+    and with a strategy that lets replicas differ, or codes what they send, a slice for each of them.
     """
-    own = 4 if on_gpu else 3
+    sync, agreed = config.sync, 2 if config.sync.momentum == "average" else 1
+    slices = (4 if on_gpu else 3) + 2 * (sync.outer != "none")
+    if sync.strategy in ("elastic", "streaming", "background") or sync.wire != "fp32":
+        return slices + (4 + per_rank) * agreed
     if per_rank == 1:
-        return own
-    agreed = 2 if config.sync.momentum == "average" else 1
-    waiting = per_rank if config.sync.momentum == "local" and not on_gpu else 0
-    return own + (3 if config.deterministic else 2) * agreed + waiting
+        return slices
+    waiting = per_rank if sync.momentum == "local" and not on_gpu else 0
+    levels = 2 if sync.strategy == "hierarchical" else 1
+    return slices + (3 if config.deterministic else 2) * agreed * levels + waiting
 
 
 def agree_on_placement(job: Job, comm: Communicator) -> Job:

@@ -50,7 +50,9 @@ class EpochRecord:
     """One epoch. `seconds` is its wall time on the slowest rank, without validation; `phases` has every rank's in each phase.
 
     `partial` marks an epoch whose times do not cover the whole of it, because the run was resumed in its middle.
-    `measured` is false for a predicted epoch.
+    `measured` is false for a predicted epoch. `period` says why its syncs were where they were. `drift` is how far a replica was
+    from the mean when they met, for each group of layers and for all of them, as a share of the mean's norm; `moved` is how far the
+    mean itself had come since the sync before.
     """
 
     epoch: int
@@ -65,6 +67,9 @@ class EpochRecord:
     validation: Score | None = None
     partial: bool = False
     measured: bool = True
+    period: str = ""
+    drift: dict[str, float] = field(default_factory=dict)
+    moved: dict[str, float] = field(default_factory=dict)
     finished: str = field(default_factory=lambda: now())  # noqa: PLW0108 - it is defined further down
 
     def phase_seconds(self, phase: str) -> float:

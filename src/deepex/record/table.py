@@ -59,7 +59,7 @@ def to_table(config: object) -> dict[str, Any]:
 
 
 def set_values(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Set keys written with dots, such as `sync.period`, in a copy of `table`."""
+    """Set keys written with dots, such as `sync.period`, in a copy of `table`. A word for a table is for its first key."""
     result = copy.deepcopy(dict(table))
     for path, value in changes.items():
         *parents, leaf = path.split(".")
@@ -68,6 +68,8 @@ def set_values(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
             inner = inner.setdefault(parent, {})
             if not isinstance(inner, dict):
                 raise ConfigError(f"key {path!r} cannot be set: {parent!r} is a value, not a table of keys")
+        if isinstance(value, str) and isinstance(inner.get(leaf), dict) and inner[leaf]:
+            inner, leaf = inner[leaf], next(iter(inner[leaf]))
         inner[leaf] = value
     return result
 
@@ -129,6 +131,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             raise ConfigError(f"key {path!r} is {value!r}; it must be a list, for example [30, 60]")
         return tuple(_convert(get_args(hint)[0], item, path) for item in value)
     if is_dataclass(hint):
+        if isinstance(value, str):
+            value = {_first(hint): value}
         if not isinstance(value, Mapping):
             raise ConfigError(f"key {path!r} is {value!r}; it is a table: set its keys, for example {path}.{_first(hint)}")
         return from_table(hint, value, f"{path}.")  # type: ignore[arg-type]  # a dataclass type

@@ -1,62 +1,87 @@
-"""How replicas agree: the weighted sum of one contiguous slice over all replicas of all ranks, in one collective.
+"""How replicas agree: one contiguous slice of the arena is brought to its weighted mean over all replicas, in one collective.
 
-    agreement.begin()                 # each replica of the rank starts from what was last agreed
+    agreement.prepare(number, whole=False)      # a stretch begins
+    agreement.begin(0)                # each replica of the rank starts from where it is
     …steps…
-    agreement.add(share=0.125)        # share: this replica's part of all samples seen since the last sync
-    agreement.reach(comm, request)    # one collective; afterwards the slice holds the mean
+    agreement.add(0, share=0.125)     # share: this replica's part of all samples seen
+    agreement.reach(comm, request=0.0, rate=0.1)    # one collective
 
-Three ways, chosen by `make_agreement`:
+Here are the two ways of the plain mean (local SGD: Stich 2019; with gradients for weights, synchronous SGD), after which all
+replicas are equal:
 - `InPlace`: one replica per rank. The collective works on the arena itself.
-- `Accumulated`: several replicas take turns on the arena. Two more slices, however many replicas: what was last agreed, and the
-  sum so far; at each sync they change roles.
-- `FixedPoint`: `deterministic`. The sum is taken in 64-bit fixed point, where the order of addition cannot matter, so the bits are
-  the same on any number of ranks.
+- `Turns`: several replicas take turns on the arena. Two more slices, however many replicas: what was last agreed, and the sum so
+  far.
+Other agreements wrap one of these (outer.py) or keep a state for each replica (elastic.py, streaming.py, background.py).
 """
 
 from abc import ABC, abstractmethod
-from typing import Final, final
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
 
 import torch
 from typing_extensions import override
 
-from deepex.comm.base import Communicator, Zeros
-from deepex.errors import FailureError
+from deepex.comm.base import Communicator
+from deepex.sync.region import Region
+from deepex.sync.total import Total
 
-_FRACTION_BITS: Final = 40
-_LIMIT: Final = 2.0 ** (62 - _FRACTION_BITS)
-_CHUNK: Final = 1 << 20
+Met = Callable[[torch.Tensor], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Tensors beside the arena: `shared` are the same on every rank, `own` are of each replica of this rank."""
+
+    shared: dict[str, torch.Tensor] = field(default_factory=dict)
+    own: dict[str, list[torch.Tensor]] = field(default_factory=dict)
 
 
 class Agreement(ABC):
-    """Brings a slice of the arena to its weighted mean over all replicas.
+    """Brings a region of the arena to what its replicas agree on.
 
-    `agreed` is the slice; `own` the part of it that a replica's turn must start from (with gradients, that is the buffers alone,
-    because every step replaces the gradients). `request` is the position in the slice of one number that is above zero afterwards
-    if some rank asked to stop: so they tell each other within the same collective.
+    `since_epoch`: shares count the samples since the beginning of the epoch, because replicas differ between syncs.
+    `met` hears of each mean, as a tensor like the region, before anything else is made of it.
     """
 
-    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int) -> None:
-        self._agreed, self._own, self._request = agreed, own, request
+    since_epoch = False
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.met: Met = lambda _mean: None
+        self._agreed = region.agreed
 
     def start(self) -> None:
-        """Take what the slice holds now, on every rank the same, as what was last agreed."""
+        """Take what the region holds now, on every rank the same, as what was last agreed."""
+        return
+
+    def resume(self) -> None:
+        """Go on from a checkpoint that kept something: the region and the state have been read."""
+        self.start()
+
+    def prepare(self, number: int, *, whole: bool) -> None:
+        """Begin the stretch before sync `number` of the epoch; after a `whole` sync all replicas are equal."""
         return
 
     @abstractmethod
-    def begin(self) -> None:
-        """Start a replica's turn from what was last agreed."""
+    def begin(self, index: int) -> None:
+        """Start the turn of this rank's replica number `index`."""
 
     @abstractmethod
-    def add(self, share: float) -> None:
+    def add(self, index: int, share: float) -> None:
         """Contribute the replica on the arena with weight `share`."""
 
     @abstractmethod
-    def reach(self, comm: Communicator, request: float) -> None:
-        """Sum over the ranks; then the slice holds the mean, and `requests` is above zero if some rank's `request` was."""
+    def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
+        """Agree with the other ranks; `requests` is above zero then if some rank's `request` was. `rate` is the step's last."""
 
-    def _ask(self, buffer: torch.Tensor, request: float) -> None:
-        """Put this rank's request in its place; `fill_`, because assigning a number to an element makes the device wait."""
-        buffer[self._request : self._request + 1].fill_(request)
+    def settle(self) -> None:
+        """Bring the state up to date, so that it can be kept. Collective."""
+        return
+
+    def close(self) -> None:
+        """Release what is held beside memory. Not collective."""
+        return
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +91,15 @@ class Agreement(ABC):
     @property
     def requests(self) -> torch.Tensor:
         """Above zero if some rank asked to stop at the last sync; on the device."""
-        return self._agreed[self._request]
+        return self._agreed[self.region.request]
+
+    def state(self) -> State:
+        """What there is beside the arena, by name: a checkpoint is read into it."""
+        return State()
+
+    def kept(self) -> State:
+        """What of it a checkpoint must keep now."""
+        return self.state()
 
 
 @final
@@ -76,130 +109,54 @@ class InPlace(Agreement):
     _share = 1.0
 
     @override
-    def begin(self) -> None:
+    def begin(self, index: int) -> None:
         return
 
     @override
-    def add(self, share: float) -> None:
+    def add(self, index: int, share: float) -> None:
         self._share = share
 
     @override
-    def reach(self, comm: Communicator, request: float) -> None:
-        self._ask(self._agreed, request)
+    def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
+        self._agreed[self.region.request : self.region.request + 1].fill_(request)
         comm.sum(self._agreed, self._share)
+        self.met(self._agreed)
 
 
-class _Turns(Agreement):
-    """What the two ways with a sum of their own have in common: each turn after the first restores what was agreed."""
+@final
+class Turns(Agreement):
+    """Several replicas per rank, or sums that do not depend on their order: each turn starts from what was agreed."""
 
-    _fresh = True
+    def __init__(self, region: Region, total: Total) -> None:
+        super().__init__(region)
+        self._total, self._own = total, self._agreed[region.own]
+        self._last, self._fresh = torch.empty_like(self._own), True
 
-    def begin(self) -> None:
+    @override
+    def start(self) -> None:
+        self._last.copy_(self._own)
+        self._total.clear()
+        self._fresh = True
+
+    @override
+    def begin(self, index: int) -> None:
         if not self._fresh:
-            self._own.copy_(self._base())
+            self._own.copy_(self._last)
         self._fresh = False
 
-    @abstractmethod
-    def _base(self) -> torch.Tensor:
-        """What was last agreed, for `own`."""
-
-
-@final
-class Accumulated(_Turns):
-    """Several replicas per rank: `base` is what was agreed, `total` the sum of the turns so far."""
-
-    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int, zeros: Zeros) -> None:
-        super().__init__(agreed, own=own, request=request)
-        self._offset = own.storage_offset() - agreed.storage_offset()
-        self._last, self._total = (zeros(agreed.numel(), agreed.dtype, agreed.device) for _ in range(2))
-        self._empty = True
+    @override
+    def add(self, index: int, share: float) -> None:
+        self._total.add(self._agreed, share)
 
     @override
-    def start(self) -> None:
-        self._last.copy_(self._agreed)
-        self._empty = self._fresh = True
-
-    @override
-    def add(self, share: float) -> None:
-        if self._empty:
-            torch.mul(self._agreed, share, out=self._total) if share else self._total.zero_()
-        elif share:
-            self._total.add_(self._agreed, alpha=share)
-        self._empty = False
-
-    @override
-    def reach(self, comm: Communicator, request: float) -> None:
-        self._ask(self._total, request)
-        comm.sum(self._total)
-        self._last, self._total = self._total, self._last
-        self._agreed.copy_(self._last)
-        self._empty = self._fresh = True
-
-    def _base(self) -> torch.Tensor:
-        return self._last[self._offset : self._offset + self._own.numel()]
-
-
-@final
-class FixedPoint(_Turns):
-    """Sums of integers, value · 2^40, on any number of replicas: associative, hence the same bits in any order.
-
-    Values must stay below 2^22 in size; what is smaller than 2^-41 rounds to zero, which float32 weights do not feel.
-    """
-
-    def __init__(self, agreed: torch.Tensor, *, own: torch.Tensor, request: int, zeros: Zeros) -> None:
-        super().__init__(agreed, own=own, request=request)
-        self._last = torch.empty_like(own)
-        self._total = zeros(agreed.numel(), torch.int64, agreed.device)
-        self._largest = torch.zeros((), dtype=agreed.dtype, device=agreed.device)
-
-    @override
-    def start(self) -> None:
-        self._last.copy_(self._own)
-        self._total.zero_()
-        self._largest.zero_()
-        self._fresh = True
-
-    @override
-    def add(self, share: float) -> None:
-        if share == 0:
-            return
-        torch.maximum(self._largest, self._agreed.abs().amax(), out=self._largest)  # NaN stays
-        for values, total in zip(self._agreed.split(_CHUNK), self._total.split(_CHUNK), strict=True):
-            total.add_(values.double().mul_(share).mul_(2.0**_FRACTION_BITS).round_().to(torch.int64))
-
-    @override
-    def reach(self, comm: Communicator, request: float) -> None:
-        if not bool(self._largest < _LIMIT):  # waits for a GPU: once per sync, not in every turn
-            raise FailureError(
-                f"a weight is not a number or larger than {_LIMIT:.0f}, which deterministic sums cannot hold: "
-                "lower optim.rate, or set deterministic=false"
-            )
-        self._ask(self._total, round(request * 2.0**_FRACTION_BITS))
-        comm.sum(self._total)
-        for values, total in zip(self._agreed.split(_CHUNK), self._total.split(_CHUNK), strict=True):
-            values.copy_(total.double().mul_(2.0**-_FRACTION_BITS))
-        self._last.copy_(self._own)
-        self._total.zero_()
-        self._largest.zero_()
-        self._fresh = True
+    def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
+        self._total.ask(self.region.request, request)
+        self._total.reach(comm)
+        self._total.into(self._agreed)
+        self.met(self._agreed)
+        self.start()
 
     @property
     @override
     def nbytes(self) -> int:
-        return self._total.nbytes
-
-    def _base(self) -> torch.Tensor:
-        return self._last
-
-
-def make_agreement(
-    agreed: torch.Tensor, *, own: torch.Tensor, request: int, replicas_per_rank: int, deterministic: bool, zeros: Zeros
-) -> Agreement:
-    """Choose the way that fits; `deterministic` needs fixed point, several replicas per rank need an accumulator.
-
-    `zeros` makes the memory of their sums: the communicator's.
-    """
-    if replicas_per_rank == 1 and not deterministic:
-        return InPlace(agreed, own=own, request=request)
-    kind = FixedPoint if deterministic else Accumulated
-    return kind(agreed, own=own, request=request, zeros=zeros)
+        return self._total.buffer.nbytes

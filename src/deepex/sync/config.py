@@ -1,33 +1,89 @@
-"""What a run says about synchronisation: `--set sync.period=16 --set sync.momentum=reset`."""
+"""What a run says about synchronisation: `--set sync.period=16 --set sync.momentum=reset`, or `--set sync=auto`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from deepex.errors import ConfigError
-from deepex.sync.period import parse_period
+from deepex.sync.period import PeriodRule, parse_period
+
+_OUTER: Final = {"none": (1.0, 0.0), "slowmo": (1.0, 0.5), "nesterov": (0.7, 0.9)}
+_EQUAL: Final = ("weights", "hierarchical")  # after whose syncs all replicas are equal
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
-    """When and how replicas agree.
+    """When and how replicas agree. docs/synchronisation.md tells which is for what.
 
-    `strategy`: `weights` (local SGD: the mean of the replicas' weights, every period) or `gradients` (the classical baseline: the
-    mean of the gradients, every step).
-    `period`: steps between two syncs, `epoch`, or `4 per epoch`. The end of an epoch always syncs: validation, checkpoints and the
-    rules that end a run need weights that all replicas share. Left out, it is `epoch` for weights and 1 for gradients.
+    `strategy`: `weights` (local SGD: the mean of the replicas' weights, every period), `gradients` (the classical baseline: the
+    mean of the gradients, every step), `hierarchical` (within groups of `group` replicas every period, of a node if 0; between them
+    every `between` periods), `background` (the mean arrives one period later, while training goes on), `elastic` (replicas are
+    drawn to a centre with `elasticity`) or `streaming` (one of `parts` parts of the weights in turn).
+    `period`: steps between two syncs, `epoch`, `4 per epoch`, `1 until 5 then 16` (of epochs: post-local SGD), or a rule:
+    `adacomm`, `qsr`, `auto`. The end of an epoch always syncs: validation, checkpoints and the rules that end a run need weights
+    that all replicas share. Left out, it is `epoch`, and 1 for gradients. `base` is the period with which adacomm begins, and the
+    shortest of qsr; `alpha` is qsr's; auto keeps communication below `share` of the time, and no period above `longest`.
     `momentum`, at a sync of weights: `average` it like the weights (twice the bytes, and afterwards the replicas are equal in every
     respect), `reset` it to zero, or keep it `local` to each replica.
+    `outer`: momentum over syncs, `slowmo` or `nesterov` (DiLoCo's), with `outer_rate` and `outer_momentum` (0: the usual ones).
+    `wire`: what is sent of a weight: `fp32`, `bf16` or `int8`, with error feedback.
     """
 
-    strategy: Literal["weights", "gradients"] = "weights"
+    strategy: Literal["weights", "gradients", "hierarchical", "background", "elastic", "streaming"] = "weights"
     period: int | str | None = None
+    base: int = 16
+    alpha: float = 0.02
+    share: float = 0.1
+    longest: int = 256
     momentum: Literal["average", "reset", "local"] = "average"
+    outer: Literal["none", "slowmo", "nesterov"] = "none"
+    outer_rate: float = 0.0
+    outer_momentum: float = 0.0
+    wire: Literal["fp32", "bf16", "int8"] = "fp32"
+    group: int = 0
+    between: int = 4
+    elasticity: float = 0.9
+    parts: int = 4
 
     def __post_init__(self) -> None:
-        if self.period is not None:
-            parse_period(self.period)
+        rules = (
+            ("base", self.base >= 1, "at least 1"),
+            ("alpha", self.alpha > 0, "above 0"),
+            ("share", 0 < self.share < 1, "above 0 and below 1, a share of the time"),
+            ("longest", self.longest >= 1, "at least 1"),
+            ("outer_rate", self.outer_rate >= 0, "at least 0 (0: the usual one)"),
+            ("outer_momentum", 0 <= self.outer_momentum < 1, "at least 0 (0: the usual one) and below 1"),
+            ("group", self.group >= 0, "at least 0 (0: the replicas of a node)"),
+            ("between", self.between >= 1, "at least 1"),
+            ("elasticity", 0 < self.elasticity <= 1, "above 0 and at most 1"),
+            ("parts", self.parts >= 1, "at least 1"),
+        )
+        for name, holds, rule in rules:
+            if not holds:
+                raise ConfigError(f"sync.{name} is {getattr(self, name)!r}; it must be {rule}")
+        self.rule()
         if self.strategy == "gradients" and self.period not in (None, 1):
             raise ConfigError(
                 f"sync.period is {self.period!r}, but gradients are averaged at every step: leave the period out, "
                 "or use sync.strategy=weights"
             )
+        if self.outer != "none" and self.strategy not in _EQUAL:
+            raise ConfigError(
+                f"sync.outer is {self.outer} with sync.strategy {self.strategy}: outer momentum steps from one agreement to the "
+                f"next, and is for {' and '.join(_EQUAL)}; leave it out, or change the strategy"
+            )
+        if self.wire != "fp32" and self.strategy not in ("weights", "gradients"):
+            raise ConfigError(
+                f"sync.wire is {self.wire} with sync.strategy {self.strategy}: only weights and gradients are coded; use fp32"
+            )
+
+    def rule(self) -> PeriodRule:
+        """The rule for the period, which has seen nothing yet."""
+        usual: int | str = 1 if self.strategy == "gradients" else "epoch"
+        period = usual if self.period is None else self.period
+        return parse_period(period, base=self.base, alpha=self.alpha, share=self.share, longest=self.longest)
+
+    @property
+    def outer_step(self) -> tuple[float, float]:
+        """Rate and momentum of the outer step."""
+        rate, momentum = _OUTER[self.outer]
+        return self.outer_rate or rate, self.outer_momentum or momentum

@@ -1,0 +1,113 @@
+"""How far replicas are apart when they meet: the norm of a replica's weights minus the mean's, for each group of layers.
+
+    drift = Drift(region, spans, replicas_per_rank=8)
+    drift.note(index)            # a replica's turn is over
+    drift.met(mean)              # and all have met
+    drift.read()                 # once per epoch: sums over the syncs since the last time
+
+Measured on a sample of the weights, some of each group, that is copied before the sync and compared after: a read of a few thousand
+numbers instead of the whole arena, no collective, and nothing reaches the host before the epoch is over. A norm is known to a few
+percent so, and exactly where a group has no more weights than its sample.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+
+from deepex.sync.region import Region
+
+_SAMPLE: Final = 8192  # of all weights
+_LEAST: Final = 128  # of a group
+_MOST_GROUPS: Final = 24
+
+Span = tuple[str, int, int]  # name of a tensor, where it lies among the weights, how many numbers
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Norms of one group of layers: of the drift, of the mean's move since the sync before, and of the mean."""
+
+    drift: float
+    moved: float
+    norm: float
+
+
+@final
+class Drift:
+    """Sums up drift over the syncs of an epoch."""
+
+    def __init__(self, region: Region, spans: Sequence[Span], *, replicas_per_rank: int) -> None:
+        groups = group_spans(spans)
+        self.names = list(groups)
+        places, numbers, scales = [], [], []
+        whole = sum(count for _, _, count in spans)
+        for number, parts in enumerate(groups.values()):
+            count = sum(size for _, size in parts)
+            some = min(count, max(_LEAST, _SAMPLE * count // whole))
+            places.append(_spread(parts, count, some) + region.weights.start)
+            numbers.append(torch.full((some,), number))
+            scales.append(torch.full((some,), count / some))
+        device = region.agreed.device
+        self._agreed = region.agreed
+        self._places, self._numbers, self._scales = (torch.cat(part).to(device) for part in (places, numbers, scales))
+        self._local = region.agreed.new_zeros((replicas_per_rank, len(self._places)))
+        self._last: torch.Tensor | None = None
+        self._sums = torch.zeros((3, len(groups)), dtype=torch.float64, device=device)
+        self._syncs = 0
+
+    def note(self, index: int) -> None:
+        """Copy the sample of the replica on the arena."""
+        torch.index_select(self._agreed, 0, self._places, out=self._local[index])
+
+    def met(self, mean: torch.Tensor) -> None:
+        """Compare what was noted with the mean."""
+        centre = mean.index_select(0, self._places)
+        before = centre if self._last is None else self._last
+        squares = [(self._local - centre).square().mean(0), (centre - before).square(), centre.square()]
+        self._sums.index_add_(1, self._numbers, (torch.stack(squares) * self._scales).double())
+        self._last, self._syncs = centre, self._syncs + 1
+
+    def read(self) -> list[float]:
+        """Mean squares over the syncs since the last time, three for each group; zeros if there was none. Waits for the device."""
+        found = (self._sums / max(self._syncs, 1)).T.reshape(-1).tolist()
+        self._sums.zero_()
+        self._syncs = 0
+        return [float(value) for value in found]
+
+    def summary(self, values: Sequence[float]) -> dict[str, Apart]:
+        """What `read` gave, averaged over the ranks, as root mean squares by group."""
+        rows = [values[k : k + 3] for k in range(0, len(values), 3)]
+        return {name: Apart(*(max(value, 0.0) ** 0.5 for value in row)) for name, row in zip(self.names, rows, strict=True)}
+
+
+def relative(apart: Mapping[str, Apart], what: str) -> dict[str, float]:
+    """`drift` or `moved` as a share of the mean's norm, of all groups together (`all`) and of each."""
+    squares = {name: (getattr(group, what) ** 2, group.norm**2) for name, group in apart.items()}
+    whole = {"all": tuple(map(sum, zip(*squares.values(), strict=True)))}
+    return {name: math.sqrt(value / norm) if norm > 0 else 0.0 for name, (value, norm) in (whole | squares).items()}
+
+
+def group_spans(spans: Sequence[Span]) -> dict[str, list[tuple[int, int]]]:
+    """Tensors by the first words of their names: as many words as give at most so many groups."""
+    deepest = max(name.count(".") for name, _, _ in spans)
+    chosen: dict[str, list[tuple[int, int]]] = {}
+    for words in range(1, deepest + 2):
+        found: dict[str, list[tuple[int, int]]] = {}
+        for name, offset, count in spans:
+            found.setdefault(".".join(name.split(".")[:words]), []).append((offset, count))
+        if chosen and len(found) > _MOST_GROUPS:
+            break
+        chosen = found
+    return chosen
+
+
+def _spread(parts: list[tuple[int, int]], count: int, some: int) -> torch.Tensor:
+    """`some` of the `count` places of these parts, evenly."""
+    chosen = torch.arange(some, dtype=torch.float64).mul_(count / some).long()
+    ends = torch.tensor([size for _, size in parts]).cumsum(0)
+    part = torch.searchsorted(ends, chosen, right=True)
+    offsets = torch.tensor([offset for offset, _ in parts])
+    return offsets[part] + chosen - (ends - torch.tensor([size for _, size in parts]))[part]

@@ -1,0 +1,69 @@
+"""Elastic averaging (EASGD: Zhang, Choromańska, LeCun 2015): replicas explore on their own, tied to a centre by springs.
+
+At a sync, with z the centre and x̄ the mean of the R replicas: each x ← x − (β/R)·(x − z), and z ← z + β·(x̄ − z), where β is
+`elasticity`. The centre is what is validated, kept and delivered; replicas are never equal. Each needs a slice of its own.
+"""
+
+from typing import final
+
+import torch
+from typing_extensions import override
+
+from deepex.comm.base import Communicator
+from deepex.sync.agreement import Agreement, State
+from deepex.sync.region import Region
+from deepex.sync.total import Total
+
+
+@final
+class Elastic(Agreement):
+    """A state for each replica of the rank, and the centre. Between turns the arena holds the centre."""
+
+    since_epoch = True
+
+    def __init__(self, region: Region, total: Total, *, replicas_per_rank: int, replicas: int, elasticity: float) -> None:
+        super().__init__(region)
+        self._total, self._pull, self._step = total, elasticity / replicas, elasticity
+        self._centre = torch.empty_like(self._agreed)
+        self._states = [torch.empty_like(self._agreed) for _ in range(replicas_per_rank)]
+
+    @override
+    def start(self) -> None:
+        for state in self._states:
+            state.copy_(self._agreed)
+        self.resume()
+
+    @override
+    def resume(self) -> None:
+        self._centre.copy_(self._agreed)
+        self._total.clear()
+
+    @override
+    def begin(self, index: int) -> None:
+        self._agreed.copy_(self._states[index])
+
+    @override
+    def add(self, index: int, share: float) -> None:
+        self._total.add(self._agreed, share)
+        torch.lerp(self._agreed, self._centre, self._pull, out=self._states[index])
+
+    @override
+    def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
+        self._total.ask(self.region.request, request)
+        self._total.reach(comm)
+        self._total.into(self._agreed)
+        self._total.clear()
+        self.met(self._agreed)
+        told = self._agreed[self.region.request].clone()
+        self._centre.lerp_(self._agreed, self._step)
+        self._agreed.copy_(self._centre)
+        self._agreed[self.region.request].copy_(told)
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self._total.buffer.nbytes
+
+    @override
+    def state(self) -> State:
+        return State(own={"weights": self._states})

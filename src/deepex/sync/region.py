@@ -1,0 +1,28 @@
+"""The part of the arena on which replicas agree, and what lies where in it."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """One contiguous slice, `agreed`, that a sync brings to the mean over all replicas.
+
+    `buffers` and `weights` are its parts with the batch-norm statistics and with the weights (none where gradients are agreed on).
+    `own` is what a replica's turn must start from: all of it, or the buffers alone where every step replaces the rest. `request` is
+    the position of one number that is above zero after a sync if some rank asked to stop: ranks tell each other within the same
+    collective.
+    """
+
+    agreed: torch.Tensor
+    buffers: slice
+    weights: slice
+    own: slice
+    request: int
+
+    @property
+    def moved(self) -> list[slice]:
+        """All but the buffers: what an average of *changes* is good for. A variance that is corrected so could fall below zero."""
+        parts = slice(0, self.buffers.start), slice(self.buffers.stop, self.agreed.numel())
+        return [part for part in parts if part.stop > part.start]

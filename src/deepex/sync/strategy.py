@@ -1,0 +1,202 @@
+"""A strategy at work: whose turn it is, with which share, and what happens at each sync.
+
+    strategy = make_strategy(config, region, comm=comm, crowd=crowd, deterministic=False)
+    for start, stop in strategy.plan(segments):
+        for turn in strategy.turns(start, stop, number=0, whole=stop == steps, asked=asked, rate=rate):
+            …steps turn.start to turn.stop of this rank's replica turn.index…
+
+Replicas of a rank take turns on its arena, so R of them on one rank have exactly the arithmetic of R ranks. With groups
+(`hierarchical`), those of a group agree among themselves at the end of each piece of a stretch, and all agree at the end of the
+stretch; the groups of a rank go through the stretch one after another, so that no more than four slices are needed, however many
+replicas and groups.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from deepex.comm.base import Communicator, own_zeros
+from deepex.comm.solo import SoloCommunicator
+from deepex.errors import ConfigError
+from deepex.sync.agreement import Agreement, InPlace, Turns
+from deepex.sync.config import SyncConfig
+from deepex.sync.drift import Drift
+from deepex.sync.elastic import Elastic
+from deepex.sync.outer import OuterMomentum
+from deepex.sync.region import Region
+from deepex.sync.streaming import Streaming
+from deepex.sync.total import Total, make_total
+from deepex.sync.wire import Coded, MakeTotal
+
+Segment = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Steps `start` up to `stop` of this rank's replica number `index`; `first`: of those that go through these steps together."""
+
+    index: int
+    start: int
+    stop: int
+    first: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crowd:
+    """All replicas of a job: `samples` tells how many samples a replica sees from one step up to another."""
+
+    replicas: int
+    samples: Callable[[int, int, int], int]
+    total: Callable[[int, int], int]
+
+    def share(self, replica: int, start: int, stop: int) -> float:
+        """A replica's part of all samples of these steps."""
+        return self.samples(replica, start, stop) / self.total(start, stop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Near:
+    """The level below the whole: groups of `size` replicas that agree among themselves, every so many segments all do."""
+
+    agreement: Agreement
+    comm: Communicator
+    size: int
+    between: int
+
+
+class Strategy:
+    """Runs the turns of this rank's replicas, the first of which is `first` among all."""
+
+    def __init__(self, agreement: Agreement, comm: Communicator, crowd: Crowd, drift: Drift | None, near: Near | None) -> None:
+        self.agreement, self._comm, self._crowd, self.drift, self._near = agreement, comm, crowd, drift, near
+        self._per_rank = crowd.replicas // comm.size
+        self._first = comm.rank * self._per_rank
+        self._pieces: dict[int, list[Segment]] = {}
+        if drift is not None:
+            agreement.met = drift.met
+
+    def plan(self, segments: Sequence[Segment]) -> list[Segment]:
+        """The stretches between syncs of all replicas, from the segments that a period rule cuts."""
+        size = self._near.between if self._near else 1
+        chunks = [list(segments[k : k + size]) for k in range(0, len(segments), size)]
+        self._pieces = {chunk[0][0]: chunk for chunk in chunks}
+        return [(chunk[0][0], chunk[-1][1]) for chunk in chunks]
+
+    def order(self, start: int, stop: int) -> Iterator[Turn]:
+        """The turns of a stretch, in their order."""
+        for group in self._groups():
+            for a, b in self._pieces_of(start, stop):
+                yield from (Turn(index, a, b, index == group[0]) for index in group)
+
+    def turns(
+        self, start: int, stop: int, *, number: int, whole: bool, asked: Callable[[], float], rate: Callable[[], float]
+    ) -> Iterator[Turn]:
+        """Yield each turn when it is to be run, and sync when all have been."""
+        self.agreement.prepare(number, whole=whole)
+        for group in self._groups():
+            if self._near is None:
+                yield from self._turns_alone(group, start, stop)
+            else:
+                yield from self._turns_near(self._near, group, start, stop)
+        self.agreement.reach(self._comm, request=asked(), rate=rate())
+
+    def _turns_alone(self, group: range, start: int, stop: int) -> Iterator[Turn]:
+        since = 0 if self.agreement.since_epoch else start
+        for index in group:
+            self.agreement.begin(index)
+            yield Turn(index, start, stop, index == group[0])
+            self._add(index, self._crowd.share(self._first + index, since, stop))
+
+    def _turns_near(self, near: Near, group: range, start: int, stop: int) -> Iterator[Turn]:
+        self.agreement.begin(group[0])
+        near.agreement.start()
+        members = self._members(near, group)
+        for a, b in self._pieces_of(start, stop):
+            seen = sum(self._crowd.samples(replica, a, b) for replica in members)
+            for index in group:
+                near.agreement.begin(index)
+                yield Turn(index, a, b, index == group[0])
+                share = self._crowd.samples(self._first + index, a, b) / seen if seen else 1 / len(members)
+                if b < stop:
+                    near.agreement.add(index, share)
+                else:
+                    all_seen = sum(self._crowd.samples(replica, start, stop) for replica in members)
+                    self._add(index, share * all_seen / self._crowd.total(start, stop))
+            if b < stop:
+                near.agreement.reach(near.comm, request=0.0, rate=0.0)
+
+    def _add(self, index: int, share: float) -> None:
+        self.agreement.add(index, share)
+        if self.drift is not None:
+            self.drift.note(index)
+
+    def _pieces_of(self, start: int, stop: int) -> list[Segment]:
+        return self._pieces[start] if self._near is not None else [(start, stop)]
+
+    def _groups(self) -> list[range]:
+        size = min(self._near.size, self._per_rank) if self._near is not None else self._per_rank
+        return [range(k, k + size) for k in range(0, self._per_rank, size)]
+
+    def _members(self, near: Near, group: range) -> range:
+        """All replicas of the group, those of other ranks too."""
+        first = (self._first + group[0]) // near.size * near.size
+        return range(first, first + near.size)
+
+
+def make_strategy(
+    config: SyncConfig, region: Region, *, comm: Communicator, crowd: Crowd, deterministic: bool, drift: Drift | None = None
+) -> Strategy:
+    """Build what `config` says. Collective where it needs communicators of its own."""
+    per_rank = crowd.replicas // comm.size
+    fixed = deterministic and crowd.replicas > 1
+    make = partial(make_total, deterministic=fixed, zeros=comm.zeros)
+    near = None
+    if config.strategy == "hierarchical" and crowd.replicas > 1:
+        near = _make_near(config, region, comm, per_rank, make, fixed=fixed)
+    agreement = _make_agreement(config, region, comm, crowd.replicas, make, fixed=fixed)
+    if config.outer != "none" and crowd.replicas > 1:
+        rate, momentum = config.outer_step
+        agreement = OuterMomentum(agreement, nesterov=config.outer == "nesterov", rate=rate, momentum=momentum)
+    return Strategy(agreement, comm, crowd, drift, near)
+
+
+def _make_agreement(
+    config: SyncConfig, region: Region, comm: Communicator, replicas: int, make: MakeTotal, *, fixed: bool
+) -> Agreement:
+    per_rank = replicas // comm.size
+    if replicas == 1:
+        return InPlace(region)
+    if config.wire != "fp32":
+        return Coded(region, config.wire, make, replicas_per_rank=per_rank, ranks=comm.size)
+    match config.strategy:
+        case "elastic":
+            return Elastic(region, make(region.agreed), replicas_per_rank=per_rank, replicas=replicas, elasticity=config.elasticity)
+        case "streaming":
+            return Streaming(region, make(region.agreed), replicas_per_rank=per_rank, parts=config.parts)
+        case "background":
+            from deepex.comm.background import Background
+            from deepex.sync.delayed import Delayed
+
+            total: Total = make_total(region.agreed, deterministic=fixed, zeros=own_zeros)
+            return Delayed(region, total, replicas_per_rank=per_rank, worker=Background(comm))
+    return _make_mean(region, per_rank, make, fixed=fixed)
+
+
+def _make_mean(region: Region, per_rank: int, make: MakeTotal, *, fixed: bool) -> Agreement:
+    return InPlace(region) if per_rank == 1 and not fixed else Turns(region, make(region.agreed))
+
+
+def _make_near(config: SyncConfig, region: Region, comm: Communicator, per_rank: int, make: MakeTotal, *, fixed: bool) -> Near:
+    size = config.group or per_rank * comm.place.local_size
+    replicas = per_rank * comm.size
+    sizes = comm.gather(size)
+    if len(set(sizes)) > 1 or replicas % size or (size % per_rank and per_rank % size):
+        raise ConfigError(
+            f"sync.group is {config.group or f'that of a node, {sorted(set(sizes))}'}, but there are {replicas} replicas, "
+            f"{per_rank} on each rank: groups must be of equal size, and a group must be of whole ranks or a rank of whole groups; "
+            "set sync.group to a number that is"
+        )
+    spans = size > per_rank
+    agreement = _make_mean(region, min(size, per_rank), make, fixed=fixed)
+    near = comm.split(comm.rank * per_rank // size) if spans else SoloCommunicator()
+    return Near(agreement=agreement, comm=near, size=size, between=config.between)

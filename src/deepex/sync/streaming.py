@@ -1,0 +1,96 @@
+"""Partial syncs in turn: each sync brings one part of the arena to its mean, the next sync the next part.
+
+A sync sends 1/`parts` of the bytes, so the peak demand on the network is that much lower at the same period, or the period can be
+that much shorter at the same demand (the paper's "inter-network synchronisation"; Streaming DiLoCo: Douillard et al. 2025). Between
+syncs replicas differ in the parts whose turn it was not. The sync at the end of an epoch takes all parts.
+"""
+
+from typing import final
+
+import torch
+from typing_extensions import override
+
+from deepex.comm.base import Communicator
+from deepex.sync.agreement import Agreement, State
+from deepex.sync.region import Region
+from deepex.sync.total import Total
+
+
+@final
+class Streaming(Agreement):
+    """`parts` near-equal contiguous parts. Several replicas of a rank need a slice each; a lone one lies in the arena.
+
+    A request to stop lies in the first part, so it is heard when that part's turn comes.
+    """
+
+    since_epoch = True
+
+    def __init__(self, region: Region, total: Total, *, replicas_per_rank: int, parts: int) -> None:
+        super().__init__(region)
+        count = self._agreed.numel()
+        self._all, self._total = slice(0, count), total
+        self._parts = [slice(k * count // parts, (k + 1) * count // parts) for k in range(parts)]
+        self._totals = [total.part(part) for part in self._parts]
+        self._states = [torch.empty_like(self._agreed) for _ in range(replicas_per_rank)] if replicas_per_rank > 1 else []
+        self._told = torch.zeros((), dtype=self._agreed.dtype, device=self._agreed.device)
+        self._now, self._sum, self._apart = self._all, total, False
+
+    @override
+    def start(self) -> None:
+        for state in self._states:
+            state.copy_(self._agreed)
+        self._apart = False
+
+    @override
+    def resume(self) -> None:
+        self._apart = True
+
+    @override
+    def prepare(self, number: int, *, whole: bool) -> None:
+        turn = number % len(self._parts)
+        self._now, self._sum = (self._all, self._total) if whole else (self._parts[turn], self._totals[turn])
+        self._sum.clear()
+
+    @override
+    def begin(self, index: int) -> None:
+        if self._states:
+            self._agreed.copy_(self._states[index])
+
+    @override
+    def add(self, index: int, share: float) -> None:
+        self._sum.add(self._agreed[self._now], share)
+        if self._states:
+            self._states[index].copy_(self._agreed)
+
+    @override
+    def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
+        asks, part = self._now.start <= self.region.request < self._now.stop, self._agreed[self._now]
+        if asks:
+            self._sum.ask(self.region.request - self._now.start, request)
+        self._sum.reach(comm)
+        self._sum.into(part)
+        if asks:
+            self._told.copy_(self._agreed[self.region.request])
+        for state in self._states:
+            state[self._now].copy_(part)
+        self._apart = self._now is not self._all
+        if not self._apart:
+            self.met(self._agreed)
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self._totals[0].buffer.nbytes
+
+    @property
+    @override
+    def requests(self) -> torch.Tensor:
+        return self._told
+
+    @override
+    def state(self) -> State:
+        return State(own={"weights": self._states or [self._agreed]})
+
+    @override
+    def kept(self) -> State:
+        return self.state() if self._apart else State()

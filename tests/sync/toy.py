@@ -1,0 +1,268 @@
+"""A problem small enough to follow: each replica descends its own quadratic, on an arena of a few hundred numbers.
+
+`train` runs it through the product's strategies, `reference` through R full copies in float64 that share nothing, in the plainest
+way there is. Both take the same steps on the same samples.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from deepex.comm.base import Communicator
+from deepex.comm.solo import SoloCommunicator
+from deepex.data.feeds.shard import Shards
+from deepex.sync import Crowd, Drift, Region, SyncConfig, make_momentum, make_strategy, segments
+
+BUFFERS, WEIGHTS = 16, 600  # of the buffers, the first is for requests to stop
+_B, _W, _M = slice(1, BUFFERS), slice(BUFFERS, BUFFERS + WEIGHTS), slice(BUFFERS + WEIGHTS, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """`count` samples, split over the replicas; `noise` is how far a step's target is from the replica's own."""
+
+    replicas: int
+    count: int = 100
+    batch: int = 4
+    epochs: int = 2
+    seed: int = 1
+    noise: float = 1.0
+    rate: float = 0.05
+    decays: bool = False
+
+    @property
+    def shards(self) -> Shards:
+        return Shards(self.count, self.replicas, self.batch)
+
+    def initial(self) -> torch.Tensor:
+        """Buffers, weights, momentum."""
+        state = torch.zeros(BUFFERS + 2 * WEIGHTS)
+        state[_W] = torch.randn(WEIGHTS, generator=torch.Generator().manual_seed(self.seed))
+        state[_B] = 1.0
+        return state
+
+    def target(self, replica: int) -> torch.Tensor:
+        return torch.randn(WEIGHTS, generator=torch.Generator().manual_seed(1000 * self.seed + replica), dtype=torch.float64)
+
+    def curvature(self) -> torch.Tensor:
+        return torch.linspace(0.5, 2.0, WEIGHTS, dtype=torch.float64)
+
+    def optimum(self) -> torch.Tensor:
+        """Where the mean of all replicas' quadratics is least, weighted by samples."""
+        sizes = [self.shards.size(r) for r in range(self.replicas)]
+        return sum(size * self.target(r) for r, size in enumerate(sizes)) / self.count  # type: ignore[return-value]
+
+    def step_rate(self, epoch: int) -> float:
+        return self.rate / (1 + max(0, epoch - self.epochs // 2)) if self.decays else self.rate
+
+    def step(self, state: torch.Tensor, replica: int, epoch: int, step: int) -> None:
+        """One step on a state, in its own precision; nothing if the replica's shard has ended."""
+        if not self.shards.samples(replica, step, step + 1):
+            return
+        generator = torch.Generator().manual_seed(hash((self.seed, replica, epoch, step)) % 2**31)
+        target = self.target(replica) + self.noise * torch.randn(WEIGHTS, generator=generator, dtype=torch.float64)
+        state[_M].mul_(0.5).add_(self.curvature().to(state.dtype) * (state[_W] - target.to(state.dtype)))
+        state[_W].sub_(state[_M], alpha=self.step_rate(epoch))
+        state[_B].mul_(0.9).add_(state[_W][: BUFFERS - 1].square(), alpha=0.1)
+
+
+def train(
+    problem: Problem, config: SyncConfig, comm: Communicator | None = None, *, deterministic: bool = False
+) -> tuple[torch.Tensor, list[float]]:
+    """The state that is agreed on after the last epoch, and the drift of each epoch."""
+    comm = comm or SoloCommunicator()
+    per_rank, shards = problem.replicas // comm.size, problem.shards
+    memory = comm.zeros(BUFFERS + 2 * WEIGHTS, torch.float32, torch.device("cpu"))
+    memory.copy_(problem.initial())
+    agreed = memory if config.momentum == "average" else memory[: BUFFERS + WEIGHTS]
+    region = Region(agreed=agreed, buffers=slice(0, BUFFERS), weights=_W, own=slice(0, len(agreed)), request=0)
+    momentum = make_momentum(config.momentum, memory[_M], replicas_per_rank=per_rank)
+    crowd = Crowd(replicas=problem.replicas, samples=shards.samples, total=shards.total_samples)
+    drift = Drift(region, [("all", 0, WEIGHTS)], replicas_per_rank=per_rank)
+    strategy = make_strategy(config, region, comm=comm, crowd=crowd, deterministic=deterministic, drift=drift)
+    strategy.agreement.start()
+    drifts = []
+    for epoch in range(problem.epochs):
+        rate = problem.step_rate(epoch)
+        plan = strategy.plan(segments(config.rule(), 0, shards.steps))
+        for number, (start, stop) in enumerate(plan):
+            turns = strategy.turns(
+                start, stop, number=number, whole=stop == shards.steps, asked=lambda: 0.0, rate=lambda rate=rate: rate
+            )
+            for turn in turns:
+                momentum.begin(turn.index)
+                for step in range(turn.start, turn.stop):
+                    problem.step(memory, comm.rank * per_rank + turn.index, epoch, step)
+                momentum.end(turn.index)
+        drifts.append(float(torch.tensor(comm.gather(drift.read())).mean(0)[0]) ** 0.5)
+    strategy.agreement.close()
+    return memory[: BUFFERS + WEIGHTS].clone(), drifts
+
+
+def reference(problem: Problem, config: SyncConfig) -> tuple[torch.Tensor, list[float]]:
+    """The same by R copies in float64."""
+    crowd = Copies(problem, config)
+    for epoch in range(problem.epochs):
+        crowd.distances = []
+        plan = segments(config.rule(), 0, problem.shards.steps)
+        size = config.between if config.strategy == "hierarchical" else 1
+        chunks = [plan[k : k + size] for k in range(0, len(plan), size)]
+        for number, pieces in enumerate(chunks):
+            crowd.stretch(epoch, number, pieces, whole=number == len(chunks) - 1)
+        crowd.drifts.append((sum(crowd.distances) / max(len(crowd.distances), 1)) ** 0.5)
+    return crowd.result()[: BUFFERS + WEIGHTS], crowd.drifts
+
+
+class Copies:
+    """R states, and the definition of each strategy."""
+
+    def __init__(self, problem: Problem, config: SyncConfig) -> None:
+        self.problem, self.config, self.replicas = problem, config, problem.replicas
+        self.states = [problem.initial().double() for _ in range(problem.replicas)]
+        self.centre = problem.initial().double()
+        self.velocity = torch.zeros(WEIGHTS, dtype=torch.float64)
+        self.errors = [torch.zeros_like(self.centre) for _ in range(problem.replicas)]
+        self.error = torch.zeros_like(self.centre)
+        self.copies: list[torch.Tensor] | None = None
+        self.late: torch.Tensor | None = None
+        self.distances: list[float] = []
+        self.drifts: list[float] = []
+
+    def result(self) -> torch.Tensor:
+        return self.centre if self.config.strategy == "elastic" and self.replicas > 1 else self.states[0]
+
+    def stretch(self, epoch: int, number: int, pieces: list[tuple[int, int]], *, whole: bool) -> None:
+        start, stop = pieces[0][0], pieces[-1][1]
+        for a, b in pieces:
+            for replica, state in enumerate(self.states):
+                if self.config.momentum == "reset":
+                    state[_M] = 0
+                for step in range(a, b):
+                    self.problem.step(state, replica, epoch, step)
+            if b < stop:
+                self.agree_in_groups(a, b)
+        self.agree(epoch, number, start, pieces[-1], whole=whole)
+
+    def samples(self, replica: int, start: int, stop: int) -> int:
+        return self.problem.shards.samples(replica, start, stop)
+
+    def shares(self, start: int, stop: int, among: range | None = None) -> list[float]:
+        among = range(self.replicas) if among is None else among
+        seen = [self.samples(replica, start, stop) for replica in among]
+        return [count / sum(seen) for count in seen] if sum(seen) else [1 / len(among)] * len(among)
+
+    @property
+    def part(self) -> slice:
+        """What is agreed on: momentum too, or not."""
+        return slice(0, None) if self.config.momentum == "average" else slice(0, BUFFERS + WEIGHTS)
+
+    def mean(self, shares: list[float], among: range | None = None) -> torch.Tensor:
+        among = range(self.replicas) if among is None else among
+        return sum(share * self.states[r] for r, share in zip(among, shares, strict=True))  # type: ignore[return-value]
+
+    def groups(self) -> list[range]:
+        size = self.config.group
+        return [range(k, k + size) for k in range(0, self.replicas, size)]
+
+    def agree_in_groups(self, start: int, stop: int) -> None:
+        for group in self.groups():
+            mean = self.mean(self.shares(start, stop, group), group)
+            for replica in group:
+                self.states[replica][self.part] = mean[self.part]
+
+    def meet(self, mean: torch.Tensor, states: list[torch.Tensor]) -> None:
+        self.distances.append(sum(float((state[_W] - mean[_W]).square().sum()) for state in states) / self.replicas)
+
+    def agree(self, epoch: int, number: int, start: int, last: tuple[int, int], *, whole: bool) -> None:
+        if self.replicas == 1:
+            self.meet(self.states[0], self.states)
+            return
+        way: dict[str, Callable[[], None]] = {
+            "weights": lambda: self.plain(epoch, self.mean(self.shares(start, last[1]))),
+            "hierarchical": lambda: self.plain(epoch, self.hierarchical_mean(start, last)),
+            "elastic": lambda: self.elastic(last[1]),
+            "streaming": lambda: self.streaming(number, last[1], whole=whole),
+            "background": lambda: self.background(last[1], whole=whole),
+        }
+        if self.config.wire == "fp32":
+            way[self.config.strategy]()
+        else:
+            self.coded(self.shares(start, last[1]))
+
+    def hierarchical_mean(self, start: int, last: tuple[int, int]) -> torch.Tensor:
+        total = sum(self.samples(r, start, last[1]) for r in range(self.replicas))
+        return sum(  # type: ignore[return-value]
+            sum(self.samples(r, start, last[1]) for r in group) / total * self.mean(self.shares(*last, group), group)
+            for group in self.groups()
+        )
+
+    def plain(self, epoch: int, mean: torch.Tensor) -> None:
+        self.meet(mean, self.states)
+        rate, momentum = self.config.outer_step
+        change, gamma = self.centre[_W] - mean[_W], self.problem.step_rate(epoch)
+        if self.config.outer == "nesterov":
+            self.velocity = momentum * self.velocity + change
+            mean[_W] = self.centre[_W] - rate * (change + momentum * self.velocity)
+        elif self.config.outer == "slowmo":
+            self.velocity = momentum * self.velocity + change / gamma
+            mean[_W] = self.centre[_W] - rate * gamma * self.velocity
+        self.centre = mean.clone()
+        for state in self.states:
+            state[self.part] = mean[self.part]
+
+    def elastic(self, stop: int) -> None:
+        mean, beta = self.mean(self.shares(0, stop)), self.config.elasticity
+        self.meet(mean, self.states)
+        for state in self.states:
+            state[self.part] -= beta / self.replicas * (state[self.part] - self.centre[self.part])
+        self.centre[self.part] += beta * (mean[self.part] - self.centre[self.part])
+
+    def streaming(self, number: int, stop: int, *, whole: bool) -> None:
+        mean = self.mean(self.shares(0, stop))
+        count = len(self.states[0][self.part])
+        k, parts = number % self.config.parts, self.config.parts
+        chosen = slice(0, count) if whole else slice(k * count // parts, (k + 1) * count // parts)
+        if whole:
+            self.meet(mean, self.states)
+        for state in self.states:
+            state[chosen] = mean[chosen]
+
+    def background(self, stop: int, *, whole: bool) -> None:
+        for replica, state in enumerate(self.states):
+            if self.late is not None and self.copies is not None:
+                state[BUFFERS:][: len(state[self.part]) - BUFFERS] += (self.late - self.copies[replica])[self.part][BUFFERS:]
+        mean = self.mean(self.shares(0, stop))
+        self.meet(mean, self.states)
+        self.late, self.copies = (None, None) if whole else (mean, [state.clone() for state in self.states])
+        if whole:
+            for state in self.states:
+                state[self.part] = mean[self.part]
+
+    def coded(self, shares: list[float]) -> None:
+        mean, total = self.mean(shares), torch.zeros_like(self.centre)
+        self.meet(mean, self.states)
+        for replica, share in enumerate(shares):
+            change = share * (self.states[replica] - self.centre) + self.errors[replica]
+            sent = self.rounded(change)
+            self.errors[replica] = change - sent
+            total += sent
+        summed = self.rounded(total + self.error)
+        self.error = total + self.error - summed
+        mean[BUFFERS:] = (self.centre + summed)[BUFFERS:]
+        self.centre = mean.clone()
+        for state in self.states:
+            state[self.part] = mean[self.part]
+
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """What bf16, or int8 with a scale for each 256 numbers, can hold of the changes of weights and momentum."""
+        result = values.clone()
+        end = len(values[self.part])
+        if self.config.wire == "bf16":
+            result[BUFFERS:end] = values[BUFFERS:end].float().bfloat16().double()
+            return result
+        for low in range(BUFFERS, end, 256):
+            block = values[low : min(low + 256, end)]
+            scale = block.abs().max() / 127
+            result[low : low + len(block)] = (block / scale).round() * scale if scale > 0 else block
+        return result
