@@ -25,6 +25,7 @@ from torch import nn
 
 import bench
 from deepex import nets
+from deepex.comm.base import Communicator
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.together import abort_on_failure
 from deepex.engine.arena import Arena
@@ -83,7 +84,7 @@ def agreement_on(agreed: torch.Tensor) -> Agreement:
     return InPlace(Region(agreed=agreed, buffers=slice(0, 1), weights=slice(1, agreed.numel()), own=whole, request=0))
 
 
-def sync(agreement: Agreement, comm: MpiCommunicator, share: float) -> None:
+def sync(agreement: Agreement, comm: Communicator, share: float) -> None:
     agreement.add(0, share)
     agreement.reach(comm, request=0.0, rate=0.0)
 

@@ -197,6 +197,7 @@ class Learner:
             self.arena.take_back_buffers()
             self.momentum.end(turn.index)
             self._counters.end(turn.index, first=turn.first)
+            self.clock.mark(SYNC)
         self._counters.agreed()
         self._syncs += 1
         self.clock.mark(SYNC)
