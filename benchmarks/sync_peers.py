@@ -248,7 +248,7 @@ def run_job(ranks: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = bench.arguments(__doc__, repeats=20)
+    options = bench.arguments(__doc__, repeats=16)
     results = [run_job(ranks, options.repeats) for ranks in RANKS]
     show(results)
     bench.write_record("sync_peers", {"peers": versions(), "results": results}, keep=options.keep)
