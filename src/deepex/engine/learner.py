@@ -42,6 +42,7 @@ from deepex.sync import (
     segments,
 )
 from deepex.sync.auto import Auto
+from deepex.sync.region import Place
 from deepex.sync.strategy import Turn as SyncTurn
 
 _TRIALS: Final = 3
@@ -148,6 +149,7 @@ class Learner:
             weights=slice(buffers, buffers + weights),
             own=slice(0, agreed.numel()),
             request=0,
+            matrices=tuple(Place(s.offset, s.shape, s.stride) for s in arena.layout.decayed if len(s.shape) > 1),
         )
 
     @property

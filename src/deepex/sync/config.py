@@ -6,7 +6,14 @@ from typing import Final, Literal
 from deepex.errors import ConfigError
 from deepex.sync.period import PeriodRule, parse_period
 
-_OUTER: Final = {"none": (1.0, 0.0), "slowmo": (1.0, 0.5), "nesterov": (0.7, 0.9)}
+_OUTER: Final = {  # the usual rate and momentum
+    "none": (1.0, 0.0),
+    "slowmo": (1.0, 0.5),
+    "nesterov": (0.7, 0.9),
+    "adam": (0.001, 0.9),
+    "trust": (0.02, 0.9),
+    "muon": (0.05, 0.9),
+}
 _EQUAL: Final = ("weights", "hierarchical")  # after whose syncs all replicas are equal
 
 
@@ -24,7 +31,8 @@ class SyncConfig:
     shortest of qsr; `alpha` is qsr's; auto keeps communication below `share` of the time, and no period above `longest`.
     `momentum`, at a sync of weights: `average` it like the weights (twice the bytes, and afterwards the replicas are equal in every
     respect), `reset` it to zero, or keep it `local` to each replica.
-    `outer`: momentum over syncs, `slowmo` or `nesterov` (DiLoCo's), with `outer_rate` and `outer_momentum` (0: the usual ones).
+    `outer`: an optimiser over syncs, `slowmo`, `nesterov` (DiLoCo's), `adam`, `trust` (each tensor moves by `outer_rate` of its
+    norm) or `muon` (so, along an orthogonal direction), with `outer_rate` and `outer_momentum` (0: the usual ones).
     `wire`: what is sent of a weight: `fp32`, `bf16` or `int8`, with error feedback.
     """
 
@@ -35,7 +43,7 @@ class SyncConfig:
     share: float = 0.1
     longest: int = 256
     momentum: Literal["average", "reset", "local"] = "average"
-    outer: Literal["none", "slowmo", "nesterov"] = "none"
+    outer: Literal["none", "slowmo", "nesterov", "adam", "trust", "muon"] = "none"
     outer_rate: float = 0.0
     outer_momentum: float = 0.0
     wire: Literal["fp32", "bf16", "int8"] = "fp32"

@@ -1,37 +1,175 @@
-"""Momentum over syncs: the change that replicas agreed on is taken as a gradient, and stepped along with momentum.
+"""An optimiser over syncs: the change that replicas agreed on is taken as a gradient, and a step of its own made along it.
 
-    agreement = OuterMomentum(InPlace(region), nesterov=True, rate=0.7, momentum=0.9)
+    agreement = Outer(InPlace(region), Nesterov(weights, rate=0.7, momentum=0.9))
 
-With z the weights last agreed, m the mean of the replicas' and d = z − m:
-- SlowMo (Wang et al. 2020): u ← momentum · u + d / γ, z ← z − rate · γ · u, with γ the replicas' rate at the sync.
-- Nesterov, as in DiLoCo (Douillard et al. 2023): u ← momentum · u + d, z ← z − rate · (d + momentum · u).
-Every rank computes the same from the same numbers, so nothing is sent. Batch-norm statistics and the replicas' own momentum are the
-mean and no more.
+With z the weights last agreed, m the mean of the replicas' and d = z − m. Every rank computes the same step from the same numbers, so
+nothing more is sent. Batch-norm statistics and the replicas' own momentum are the mean and no more. With period 1 and no inner
+momentum, d is the mean gradient times the rate, so these are large-batch optimisers too, whose scale is taken *after* the average:
+LARS in each replica divides by the norm of its own noisy gradient, which many replicas together do not have.
 """
 
-from typing import final
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final, final
 
 import torch
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
 from deepex.sync.agreement import Agreement, State
+from deepex.sync.region import Place, Region
+
+_ROUNDS: Final = 5
+_QUINTIC: Final = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # of Newton-Schulz: singular values from 0.001 to 1 come to about 0.7 to 1.2 in five rounds
+
+
+class OuterStep(ABC):
+    """Moves the agreed weights `last` along a change, in place; `velocity` and what else it remembers is the same on every rank."""
+
+    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float) -> None:
+        self.rate, self.momentum = rate, momentum
+        self.velocity = torch.zeros_like(weights)
+
+    @abstractmethod
+    def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
+        """Make the step. `rate` is that of the replicas at the sync; `change` may be overwritten."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint must keep."""
+        return {"velocity": self.velocity}
 
 
 @final
-class OuterMomentum(Agreement):
+class SlowMo(OuterStep):
+    """u ← momentum · u + d / γ, z ← z − rate · γ · u, with γ the replicas' rate (Wang et al. 2020)."""
+
+    @override
+    def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
+        self.velocity.mul_(self.momentum).add_(change, alpha=1 / rate)
+        last.sub_(self.velocity, alpha=self.rate * rate)
+
+
+@final
+class Nesterov(OuterStep):
+    """u ← momentum · u + d, z ← z − rate · (d + momentum · u): DiLoCo (Douillard et al. 2023)."""
+
+    @override
+    def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
+        self.velocity.mul_(self.momentum).add_(change)
+        last.sub_(change, alpha=self.rate).sub_(self.velocity, alpha=self.rate * self.momentum)
+
+
+@final
+class Adam(OuterStep):
+    """Adam on the changes (FedAdam: Reddi et al. 2021), with the usual 0.99 for the squares, and `momentum`."""
+
+    _SQUARES: Final = 0.99
+    _LEAST: Final = 1e-8
+
+    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float) -> None:
+        super().__init__(weights, rate=rate, momentum=momentum)
+        self._squares, self._count = torch.zeros_like(weights), torch.zeros(1, dtype=weights.dtype)
+
+    @override
+    def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
+        self._count += 1
+        number = int(self._count)  # on the host: nobody waits
+        self.velocity.lerp_(change, 1 - self.momentum)
+        self._squares.mul_(self._SQUARES).addcmul_(change, change, value=1 - self._SQUARES)
+        size = (self._squares / (1 - self._SQUARES**number)).sqrt_().add_(self._LEAST)
+        last.addcdiv_(self.velocity, size, value=-self.rate / (1 - self.momentum**number))
+
+    @override
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"velocity": self.velocity, "squares": self._squares, "count": self._count}
+
+
+class _Relative(OuterStep):
+    """Each matrix moves by `rate` of its own norm, along a direction that is told by its velocity; the rest as momentum has it."""
+
+    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, matrices: Sequence[Place]) -> None:
+        super().__init__(weights, rate=rate, momentum=momentum)
+        self._matrices = matrices
+
+    @override
+    def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
+        self.velocity.mul_(self.momentum).add_(change)
+        change.add_(self.velocity, alpha=self.momentum)  # Nesterov's look ahead
+        moved = [(place, self._moved(place.of(last), matrix)) for place, matrix in self._directions(change)]
+        last.sub_(change)
+        for place, matrix in moved:
+            place.put(last, matrix)
+
+    @abstractmethod
+    def _directions(self, change: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
+        """Where each matrix goes."""
+
+    def _moved(self, weights: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+        length = weights.norm() / direction.norm().clamp(min=1e-30)
+        return weights - self.rate * length * direction
+
+
+@final
+class Trust(_Relative):
+    """Trust ratios on the agreed change, of each matrix (after LARS and LAMB: You et al. 2017, 2020)."""
+
+    @override
+    def _directions(self, change: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
+        return [(place, place.of(change)) for place in self._matrices]
+
+
+@final
+class Muon(_Relative):
+    """The nearest matrix with orthonormal rows or columns is the direction (Muon: Jordan et al. 2024; over syncs: Thérien et al. 2025)."""
+
+    @override
+    def _directions(self, change: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
+        shapes: dict[Any, list[Place]] = defaultdict(list)
+        for place in self._matrices:
+            shapes[place.shape].append(place)
+        found = []
+        for places in shapes.values():
+            found += zip(places, orthogonal(torch.stack([place.of(change) for place in places])), strict=True)
+        return found
+
+
+def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """Matrices with the same singular vectors, and singular values near 1, by Newton-Schulz; in bf16 on a GPU."""
+    wide = matrices.shape[-2] <= matrices.shape[-1]
+    x = matrices if wide else matrices.mT
+    x = (x / x.flatten(-2).norm(dim=-1).clamp(min=1e-30)[..., None, None]).to(torch.bfloat16 if x.is_cuda else x.dtype)
+    a, b, c = _QUINTIC
+    for _ in range(_ROUNDS):
+        squares = x @ x.mT
+        x = a * x + (b * squares + c * squares @ squares) @ x
+    return (x if wide else x.mT).to(matrices.dtype)
+
+
+def make_outer(kind: str, region: Region, *, rate: float, momentum: float) -> OuterStep:
+    """Build a step by its name in `sync.outer`."""
+    weights = region.agreed[region.weights]
+    if kind in ("trust", "muon"):
+        relative: type[_Relative] = Trust if kind == "trust" else Muon
+        return relative(weights, rate=rate, momentum=momentum, matrices=region.matrices)
+    kinds: dict[str, type[OuterStep]] = {"slowmo": SlowMo, "nesterov": Nesterov, "adam": Adam}
+    return kinds[kind](weights, rate=rate, momentum=momentum)
+
+
+@final
+class Outer(Agreement):
     """Wraps an agreement after which all replicas are equal."""
 
-    def __init__(self, inner: Agreement, *, nesterov: bool, rate: float, momentum: float) -> None:
+    def __init__(self, inner: Agreement, step: OuterStep) -> None:
         super().__init__(inner.region)
-        self._inner, self._nesterov, self._rate, self._momentum = inner, nesterov, rate, momentum
+        self._inner, self._step = inner, step
         self._weights = self._agreed[inner.region.weights]
-        self._last, self._velocity = torch.empty_like(self._weights), torch.zeros_like(self._weights)
-        self._inner.met = self._tell
-        self.since_epoch = inner.since_epoch
-
-    def _tell(self, mean: torch.Tensor) -> None:
-        self.met(mean)
+        self._last = torch.empty_like(self._weights)
+        self._inner.met = lambda mean: self.met(mean)  # noqa: PLW0108 - whoever is told of it later
 
     @override
     def start(self) -> None:
@@ -53,13 +191,7 @@ class OuterMomentum(Agreement):
     @override
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
         self._inner.reach(comm, request=request, rate=rate)
-        scale = 1.0 if self._nesterov else rate
-        change = torch.sub(self._last, self._weights, out=self._weights)
-        self._velocity.mul_(self._momentum).add_(change, alpha=1 / scale)
-        if self._nesterov:
-            self._last.sub_(change, alpha=self._rate).sub_(self._velocity, alpha=self._rate * self._momentum)
-        else:
-            self._last.sub_(self._velocity, alpha=self._rate * scale)
+        self._step.move(self._last, torch.sub(self._last, self._weights, out=self._weights), rate)
         self._weights.copy_(self._last)
         self._inner.start()
 
@@ -76,7 +208,12 @@ class OuterMomentum(Agreement):
     def nbytes(self) -> int:
         return self._inner.nbytes
 
+    @property
+    @override
+    def requests(self) -> torch.Tensor:
+        return self._inner.requests
+
     @override
     def state(self) -> State:
         inner = self._inner.state()
-        return State(shared={**inner.shared, "velocity": self._velocity}, own=inner.own)
+        return State(shared={**inner.shared, **self._step.state()}, own=inner.own)

@@ -5,6 +5,24 @@ from dataclasses import dataclass
 import torch
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of two or more dimensions lies among the weights; strides are in numbers."""
+
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def of(self, weights: torch.Tensor) -> torch.Tensor:
+        """The tensor as a matrix, a row for each output; a copy if it is not stored so."""
+        start = weights.storage_offset() + self.offset
+        return weights.as_strided(self.shape, self.stride, start).reshape(self.shape[0], -1)
+
+    def put(self, weights: torch.Tensor, matrix: torch.Tensor) -> None:
+        """Write the tensor."""
+        weights.as_strided(self.shape, self.stride, weights.storage_offset() + self.offset).copy_(matrix.view(self.shape))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Region:
     """One contiguous slice, `agreed`, that a sync brings to the mean over all replicas.
@@ -12,7 +30,7 @@ class Region:
     `buffers` and `weights` are its parts with the batch-norm statistics and with the weights (none where gradients are agreed on).
     `own` is what a replica's turn must start from: all of it, or the buffers alone where every step replaces the rest. `request` is
     the position of one number that is above zero after a sync if some rank asked to stop: ranks tell each other within the same
-    collective.
+    collective. `matrices` are the weights that are no biases and not of normalisation.
     """
 
     agreed: torch.Tensor
@@ -20,6 +38,7 @@ class Region:
     weights: slice
     own: slice
     request: int
+    matrices: tuple[Place, ...] = ()
 
     @property
     def moved(self) -> list[slice]:

@@ -22,7 +22,7 @@ from deepex.sync.agreement import Agreement, InPlace, Turns
 from deepex.sync.config import SyncConfig
 from deepex.sync.drift import Drift
 from deepex.sync.elastic import Elastic
-from deepex.sync.outer import OuterMomentum
+from deepex.sync.outer import Outer, make_outer
 from deepex.sync.region import Region
 from deepex.sync.streaming import Streaming
 from deepex.sync.total import Total, make_total
@@ -156,7 +156,7 @@ def make_strategy(
     agreement = _make_agreement(config, region, comm, crowd.replicas, make, fixed=fixed)
     if config.outer != "none" and crowd.replicas > 1:
         rate, momentum = config.outer_step
-        agreement = OuterMomentum(agreement, nesterov=config.outer == "nesterov", rate=rate, momentum=momentum)
+        agreement = Outer(agreement, make_outer(config.outer, region, rate=rate, momentum=momentum))
     return Strategy(agreement, comm, crowd, drift, near)
 
 
