@@ -2,8 +2,8 @@
 
     agreement = Outer(InPlace(region), Nesterov(weights, rate=0.7, momentum=0.9))
 
-With z the weights last agreed, m the mean of the replicas' and d = z − m. Every rank computes the same step from the same numbers, so
-nothing more is sent. Batch-norm statistics and the replicas' own momentum are the mean and no more. With period 1 and no inner
+With z the weights last agreed, m the mean of the replicas' and d = z − m. Every rank computes the same step from the same numbers,
+so nothing more is sent. Batch-norm statistics and the replicas' own momentum are the mean and no more. With period 1 and no inner
 momentum, d is the mean gradient times the rate, so these are large-batch optimisers too, whose scale is taken *after* the average:
 LARS in each replica divides by the norm of its own noisy gradient, which many replicas together do not have.
 """
@@ -125,14 +125,17 @@ class Trust(_Relative):
 
 @final
 class Muon(_Relative):
-    """The nearest matrix with orthonormal rows or columns is the direction (Muon: Jordan et al. 2024; over syncs: Thérien et al. 2025)."""
+    """The direction is the nearest matrix with orthonormal rows or columns.
+
+    Muon: Jordan et al. 2024; over syncs: Thérien et al. 2025, MuLoCo.
+    """
 
     @override
     def _directions(self, change: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
         shapes: dict[Any, list[Place]] = defaultdict(list)
         for place in self._matrices:
             shapes[place.shape].append(place)
-        found = []
+        found: list[tuple[Place, torch.Tensor]] = []
         for places in shapes.values():
             found += zip(places, orthogonal(torch.stack([place.of(change) for place in places])), strict=True)
         return found
@@ -147,7 +150,8 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     for _ in range(_ROUNDS):
         squares = x @ x.mT
         x = a * x + (b * squares + c * squares @ squares) @ x
-    return (x if wide else x.mT).to(matrices.dtype)
+    found: torch.Tensor = x if wide else x.mT
+    return found.to(matrices.dtype)
 
 
 def make_outer(kind: str, region: Region, *, rate: float, momentum: float) -> OuterStep:
