@@ -110,8 +110,8 @@ class _Relative(OuterStep):
         """Where each matrix goes."""
 
     def _moved(self, weights: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
-        length = weights.norm() / direction.norm().clamp(min=1e-30)
-        return weights - self.rate * length * direction
+        length: torch.Tensor = self.rate * weights.norm() / direction.norm().clamp(min=1e-30)
+        return weights - length * direction
 
 
 @final
