@@ -16,6 +16,7 @@ _PROBLEM = Problem(replicas=8, count=130)
 WAYS = {
     "weights": (_PROBLEM, SyncConfig(period=2)),
     "nesterov": (_PROBLEM, SyncConfig(period=3, outer="nesterov", outer_rate=0.5, outer_momentum=0.5)),
+    "muon": (_PROBLEM, SyncConfig(period=3, outer="muon", momentum="reset")),
     "elastic": (_PROBLEM, SyncConfig(strategy="elastic", period=2)),
     "streaming": (_PROBLEM, SyncConfig(strategy="streaming", period=1, parts=3, momentum="local")),
     "background": (_PROBLEM, SyncConfig(strategy="background", period=1)),

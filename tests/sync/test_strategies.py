@@ -13,6 +13,7 @@ from deepex.comm.base import own_zeros
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.sync import Region, SyncConfig
+from deepex.sync.outer import orthogonal
 from deepex.sync.total import make_total
 from deepex.sync.wire import Coded
 from tests.mpi import run_ranks
@@ -23,12 +24,18 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "weights": {},
     "slowmo": {"outer": "slowmo", "outer_rate": 0.8, "outer_momentum": 0.3},
     "nesterov": {"outer": "nesterov", "outer_rate": 0.5, "outer_momentum": 0.6},
+    "adam": {"outer": "adam", "outer_rate": 0.05, "outer_momentum": 0.5},
+    "trust": {"outer": "trust", "outer_rate": 0.03, "outer_momentum": 0.5},
+    "muon": {"outer": "muon", "outer_rate": 0.03, "outer_momentum": 0.5},
     "elastic": {"strategy": "elastic"},
     "streaming": {"strategy": "streaming", "parts": 3},
     "background": {"strategy": "background"},
     "hierarchical": {"strategy": "hierarchical", "between": 2},
     "hierarchical slowmo": {"strategy": "hierarchical", "between": 3, "outer": "slowmo"},
 }
+
+
+RELATIVE = ("adam", "trust", "muon")  # whose steps have a length of their own, so they end near an optimum and not in it
 
 
 def groups_of(replicas: int) -> st.SearchStrategy[int]:
@@ -98,7 +105,7 @@ def test_nothing_is_lost_on_the_wire_for_good(wire: str, replicas: int, syncs: i
     assert coarse > 1e-3, "which is not because nothing was rounded"
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, "bf16", "int8"])
+@pytest.mark.parametrize("name", [*(name for name in STRATEGIES if name not in RELATIVE), "bf16", "int8"])
 def test_convergence_to_the_optimum_of_all(name: str) -> None:
     """Replicas whose own optima are far apart, with noise and a decaying rate, meet at that of the mean of all."""
     keys = dict(STRATEGIES.get(name, {"wire": name}))
@@ -110,6 +117,26 @@ def test_convergence_to_the_optimum_of_all(name: str) -> None:
     distance = (found[BUFFERS:].double() - optimum).norm() / (start - optimum).norm()
     assert distance < 0.05, distance
     assert drifts[-1] < drifts[0] / 5
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_steps_of_a_length_of_their_own_come_close(name: str) -> None:
+    problem = Problem(replicas=4, count=96, epochs=40, noise=0.3)
+    start, optimum = problem.initial()[BUFFERS:][:600].double(), problem.optimum()
+    found, _ = train(problem, SyncConfig(period=2, **STRATEGIES[name]))
+    assert (found[BUFFERS:].double() - optimum).norm() < 0.25 * (start - optimum).norm()
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1000))
+def test_orthogonal(rows: int, columns: int, seed: int) -> None:
+    """The same singular vectors, and singular values near 1, but for those that are a thousandth of the largest."""
+    matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found = orthogonal(matrix[None])[0]
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    inner = u.mT @ found @ v.mT
+    assert torch.allclose(inner, torch.diag(inner.diagonal()), atol=1e-6)
+    large = inner.diagonal()[s > 0.01 * s.max()]
+    assert ((large > 0.4) & (large < 1.4)).all()
 
 
 @pytest.fixture(scope="module")

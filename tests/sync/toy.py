@@ -13,8 +13,13 @@ from deepex.comm.base import Communicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.feeds.shard import Shards
 from deepex.sync import Crowd, Drift, Region, SyncConfig, make_momentum, make_strategy, segments
+from deepex.sync.region import Place
 
 BUFFERS, WEIGHTS = 16, 600  # of the buffers, the first is for requests to stop
+MATRICES = (
+    Place(0, (20, 10), (10, 1)),
+    Place(200, (12, 5, 5), (25, 1, 5)),
+)  # one in another order; 100 are of neither
 _B, _W, _M = slice(1, BUFFERS), slice(BUFFERS, BUFFERS + WEIGHTS), slice(BUFFERS + WEIGHTS, None)
 
 
@@ -76,7 +81,7 @@ def train(
     memory = comm.zeros(BUFFERS + 2 * WEIGHTS, torch.float32, torch.device("cpu"))
     memory.copy_(problem.initial())
     agreed = memory if config.momentum == "average" else memory[: BUFFERS + WEIGHTS]
-    region = Region(agreed=agreed, buffers=slice(0, BUFFERS), weights=_W, own=slice(0, len(agreed)), request=0)
+    region = Region(agreed=agreed, buffers=slice(0, BUFFERS), weights=_W, own=slice(0, len(agreed)), request=0, matrices=MATRICES)
     momentum = make_momentum(config.momentum, memory[_M], replicas_per_rank=per_rank)
     crowd = Crowd(replicas=problem.replicas, samples=shards.samples, total=shards.total_samples)
     drift = Drift(region, [("all", 0, WEIGHTS)], replicas_per_rank=per_rank)
@@ -121,7 +126,8 @@ class Copies:
         self.problem, self.config, self.replicas = problem, config, problem.replicas
         self.states = [problem.initial().double() for _ in range(problem.replicas)]
         self.centre = problem.initial().double()
-        self.velocity = torch.zeros(WEIGHTS, dtype=torch.float64)
+        self.velocity, self.squares = (torch.zeros(WEIGHTS, dtype=torch.float64) for _ in range(2))
+        self.count = 0
         self.errors = [torch.zeros_like(self.centre) for _ in range(problem.replicas)]
         self.error = torch.zeros_like(self.centre)
         self.copies: list[torch.Tensor] | None = None
@@ -207,9 +213,38 @@ class Copies:
         elif self.config.outer == "slowmo":
             self.velocity = momentum * self.velocity + change / gamma
             mean[_W] = self.centre[_W] - rate * gamma * self.velocity
+        elif self.config.outer == "adam":
+            self.count += 1
+            self.velocity = momentum * self.velocity + (1 - momentum) * change
+            self.squares = 0.99 * self.squares + 0.01 * change**2
+            size = (self.squares / (1 - 0.99**self.count)).sqrt() + 1e-8
+            mean[_W] = self.centre[_W] - rate * self.velocity / (1 - momentum**self.count) / size
+        elif self.config.outer in ("trust", "muon"):
+            self.velocity = momentum * self.velocity + change
+            ahead = change + momentum * self.velocity
+            new = self.centre[_W] - ahead
+            for place in MATRICES:
+                old, along = (self.matrix(place, values) for values in (self.centre[_W], ahead))
+                direction = self.nearly_orthogonal(along) if self.config.outer == "muon" else along
+                moved = old - rate * old.norm() / direction.norm() * direction
+                torch.as_strided(new, place.shape, place.stride, place.offset).copy_(moved.reshape(place.shape))
+            mean[_W] = new
         self.centre = mean.clone()
         for state in self.states:
             state[self.part] = mean[self.part]
+
+    @staticmethod
+    def matrix(place: Place, values: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(values.clone(), place.shape, place.stride, place.offset).reshape(place.shape[0], -1)
+
+    @staticmethod
+    def nearly_orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+        """By its singular values: five times s ← 3.4445 s − 4.775 s³ + 2.0315 s⁵."""
+        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+        s = s / s.norm()
+        for _ in range(5):
+            s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
+        return u @ torch.diag(s) @ v
 
     def elastic(self, stop: int) -> None:
         mean, beta = self.mean(self.shares(0, stop)), self.config.elasticity
@@ -231,7 +266,7 @@ class Copies:
     def background(self, stop: int, *, whole: bool) -> None:
         for replica, state in enumerate(self.states):
             if self.late is not None and self.copies is not None:
-                state[BUFFERS:][: len(state[self.part]) - BUFFERS] += (self.late - self.copies[replica])[self.part][BUFFERS:]
+                state[_W] += self.config.pull * (self.late - self.copies[replica])[_W]
         mean = self.mean(self.shares(0, stop))
         self.meet(mean, self.states)
         self.late, self.copies = (None, None) if whole else (mean, [state.clone() for state in self.states])

@@ -25,7 +25,8 @@ class RunConfig:
     `replicas`: 0 for one per rank. `batch` is per replica. `validate`: by all ranks in `parallel`, on `rank0` as in the paper, or
     `none`. `threads`: per rank, 0 for the cores of the node divided among its ranks. `verify`: check the dataset's
     checksums as its files are read. `layout`: order of image tensors in memory. `data_options`: how HDF5 is read without packing.
-    `augment`: random crops and flips.
+    `augment`: random crops and flips. `statistics`: batch norm's, with which weights are validated and delivered: the `running`
+    ones, or `estimated` anew from some training batches, which `auto` chooses where replicas make few steps in an epoch.
     """
 
     net: str
@@ -49,6 +50,7 @@ class RunConfig:
     deterministic: bool = False
     threads: int = 0
     validate: Literal["parallel", "rank0", "none"] = "parallel"
+    statistics: Literal["auto", "running", "estimated"] = "auto"
     verify: bool = True
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -26,6 +26,7 @@ from deepex.engine.objective import make_objective
 from deepex.engine.optim import Optimiser
 from deepex.engine.rate import Schedule
 from deepex.engine.runner import Parts
+from deepex.engine.statistics import Statistics, chooses_estimates
 from deepex.engine.step import EagerStep
 from deepex.errors import ConfigError
 from deepex.record import EpochRecord
@@ -100,6 +101,10 @@ class Learner:
         steps = config.epochs * self._shards.steps * per_rank
         self.runner, self.clock = make_runner(parts, self.step, steps=steps, begun=job.begun, clock=clock)
         self.strategy = self._make_strategy()
+        estimates, self.statistics_reason = chooses_estimates(
+            config.statistics, self.network, replicas=job.replicas, steps=self._shards.steps
+        )
+        self.statistics = self._make_statistics() if estimates else None
         self.plan: list[tuple[int, int]] = []
         self.rate, self._epoch, self._syncs = 0.0, 0, 0
 
@@ -134,6 +139,18 @@ class Learner:
             spans = [(slot.name, slot.offset, slot.count) for slot in arena.layout.weights]
             drift = Drift(region, spans, replicas_per_rank=len(self.replicas))
         return make_strategy(config.sync, region, comm=self._comm, crowd=crowd, deterministic=config.deterministic, drift=drift)
+
+    def _make_statistics(self) -> Statistics:
+        return Statistics(
+            self.network,
+            self.arena,
+            self.step,
+            self.feed,
+            self._shards,
+            comm=self._comm,
+            mine=self.replicas,
+            deterministic=self._job.config.deterministic,
+        )
 
     def _region(self) -> Region:
         arena, weights = self.arena, self.arena.weights.numel()

@@ -8,6 +8,8 @@ each epoch, and the requests to stop that travel within each sync.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -142,7 +144,7 @@ class Trainer:
         phases = self.learner.clock.seconds()
         wall = perf_counter() - began
         sums = self.learner.runner.sums.tolist()
-        validation = self._validate()
+        validation = self._validate(position.epoch)
         row = [*sums, float(mine), *phases.values(), wall, *validation, *self.learner.apart()]
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
         self._check_finite(position.epoch, rows[:, 0].tolist())
@@ -177,12 +179,22 @@ class Trainer:
         apart = self.learner.strategy.drift.summary(rows.mean(0).tolist())
         return relative(apart, "drift"), relative(apart, "moved")
 
-    def _validate(self) -> list[float]:
+    @contextmanager
+    def delivered(self, epoch: int) -> Iterator[None]:
+        """The network as it is validated and given to its user, within; by default as it is. Collective."""
+        if self.learner.statistics is None or self._evaluator is None:
+            yield
+            return
+        with self.learner.statistics.estimated(epoch):
+            yield
+
+    def _validate(self, epoch: int) -> list[float]:
         """Loss, tally, samples and seconds of this rank's part of the validation; zeros where there is none."""
         if self._evaluator is None:
             return [0.0] * 4
         began = perf_counter()
-        sums = self._evaluator.sums(self.learner.network, self.learner.step, self.learner.objective)
+        with self.delivered(epoch):
+            sums = self._evaluator.sums(self.learner.network, self.learner.step, self.learner.objective)
         return [*sums, perf_counter() - began]
 
     def _score(self, sums: list[float], seconds: float | None = None) -> Score:

@@ -104,6 +104,10 @@ def _train(
                 "sync_bytes": learner.sync_bytes,
                 "arena_shared": comm.shares(learner.arena.memory),
                 "step": dataclasses.asdict(learner.runner.choice),
+                "statistics": {
+                    "kind": "estimated" if learner.statistics is not None else "running",
+                    "reason": learner.statistics_reason,
+                },
             }
             run.set_state(setup_seconds=perf_counter() - began, **sizes)
             watcher.began(run.state)
@@ -222,8 +226,10 @@ def _table(job: Job) -> dict[str, Any]:
 
 
 def _finish(trainer: Trainer, job: Job, comm: Communicator, run: RunDirectory, outcome: Outcome) -> None:
-    if comm.rank == 0 and outcome.status == "finished":
-        checkpoints.save_weights(run.path / "weights.safetensors", trainer.learner.arena, job.network)
+    if outcome.status == "finished":
+        with trainer.delivered(outcome.position.epoch - 1):
+            if comm.rank == 0:
+                checkpoints.save_weights(run.path / "weights.safetensors", trainer.learner.arena, job.network)
     if comm.rank == 0:
         run.set_state(input_share=_input_share(run.epochs()))
     _note_end(run, comm, outcome.status, outcome.reason)

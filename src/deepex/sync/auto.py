@@ -20,6 +20,7 @@ from deepex.sync.period import PeriodRule, Rate, Seen
 
 _TOLERANCE: Final = 0.01  # of the mean's norm
 _GROWTH: Final = 2.0  # from one epoch to the next at most
+_NO_TIME: Final = 1e-9  # seconds
 _ALARM: Final = 1.5  # drift or gap that is so many times the last one's shortens the period
 
 
@@ -60,25 +61,31 @@ class Auto(PeriodRule):
         """Hear of times measured before the first epoch."""
         system = self._system(step_seconds, sync_seconds)
         self._period = min(system, self._longest)
-        self._reason = f"auto: {self._period}; a sync takes {sync_seconds / step_seconds:.2g} steps, tried before the first epoch"
+        self._reason = f"auto: {self._period}; {self._steps(step_seconds, sync_seconds)}, tried before the first epoch"
 
     @override
     def learn(self, seen: Seen) -> None:
         system = self._system(seen.step_seconds, seen.sync_seconds)
-        learnt = seen.period * (_TOLERANCE / seen.drift) ** 2 if seen.drift > 0 else self._period * _GROWTH
+        learnt = seen.period * (_TOLERANCE / max(seen.drift, 1e-9)) ** 2
         alarm = self._alarm(seen)
         self._bound = max(1.0, min(self._bound, seen.period) / 2) if alarm else min(self._bound * _GROWTH, self._longest)
         algorithm = max(1.0, min(learnt, self._bound, self._period * _GROWTH))
         self._period = max(1, min(max(system, math.floor(algorithm)), self._longest))
         self._reason = (
-            f"auto: {self._period}; a sync takes {seen.sync_seconds / seen.step_seconds:.2g} steps, so at least {system}; drift is "
-            f"{seen.drift:.2g} of the weights, so up to {algorithm:.3g}{alarm}"
+            f"auto: {self._period}; {self._steps(seen.step_seconds, seen.sync_seconds)}, so at least {system}; "
+            f"drift is {seen.drift:.2g} of the weights, so up to {algorithm:.3g}{alarm}"
         )
 
     def _system(self, step_seconds: float, sync_seconds: float) -> int:
-        if step_seconds <= 0:
+        if step_seconds <= _NO_TIME:
             return 1
+        if sync_seconds > self._longest * step_seconds:
+            return self._longest
         return max(1, math.ceil(sync_seconds * (1 - self._share) / (self._share * step_seconds)))
+
+    @staticmethod
+    def _steps(step_seconds: float, sync_seconds: float) -> str:
+        return f"a sync takes {sync_seconds / step_seconds:.2g} steps" if step_seconds > _NO_TIME else "times are not looked at"
 
     def _alarm(self, seen: Seen) -> str:
         """What has grown since the last epoch, in words; empty if nothing has."""

@@ -14,7 +14,7 @@ _OUTER: Final = {  # the usual rate and momentum
     "trust": (0.02, 0.9),
     "muon": (0.05, 0.9),
 }
-_EQUAL: Final = ("weights", "hierarchical")  # after whose syncs all replicas are equal
+_EQUAL: Final = ("weights", "hierarchical", "auto")  # after whose syncs all replicas are equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,9 @@ class SyncConfig:
 
     `strategy`: `weights` (local SGD: the mean of the replicas' weights, every period), `gradients` (the classical baseline: the
     mean of the gradients, every step), `hierarchical` (within groups of `group` replicas every period, of a node if 0; between them
-    every `between` periods), `background` (the mean arrives one period later, while training goes on), `elastic` (replicas are
-    drawn to a centre with `elasticity`) or `streaming` (one of `parts` parts of the weights in turn).
+    every `between` periods), `background` (the mean arrives one period later, while training goes on, and replicas are drawn to it
+    by `pull`), `elastic` (replicas are drawn to a centre with `elasticity`), `streaming` (one of `parts` parts of the weights in
+    turn) or `auto` (`weights`, with the period `auto` unless one is given).
     `period`: steps between two syncs, `epoch`, `4 per epoch`, `1 until 5 then 16` (of epochs: post-local SGD), or a rule:
     `adacomm`, `qsr`, `auto`. The end of an epoch always syncs: validation, checkpoints and the rules that end a run need weights
     that all replicas share. Left out, it is `epoch`, and 1 for gradients. `base` is the period with which adacomm begins, and the
@@ -36,7 +37,7 @@ class SyncConfig:
     `wire`: what is sent of a weight: `fp32`, `bf16` or `int8`, with error feedback.
     """
 
-    strategy: Literal["weights", "gradients", "hierarchical", "background", "elastic", "streaming"] = "weights"
+    strategy: Literal["weights", "gradients", "hierarchical", "background", "elastic", "streaming", "auto"] = "weights"
     period: int | str | None = None
     base: int = 16
     alpha: float = 0.02
@@ -50,6 +51,7 @@ class SyncConfig:
     group: int = 0
     between: int = 4
     elasticity: float = 0.9
+    pull: float = 0.5
     parts: int = 4
 
     def __post_init__(self) -> None:
@@ -63,6 +65,7 @@ class SyncConfig:
             ("group", self.group >= 0, "at least 0 (0: the replicas of a node)"),
             ("between", self.between >= 1, "at least 1"),
             ("elasticity", 0 < self.elasticity <= 1, "above 0 and at most 1"),
+            ("pull", 0 < self.pull <= 1, "above 0 and at most 1"),
             ("parts", self.parts >= 1, "at least 1"),
         )
         for name, holds, rule in rules:
@@ -86,7 +89,7 @@ class SyncConfig:
 
     def rule(self) -> PeriodRule:
         """The rule for the period, which has seen nothing yet."""
-        usual: int | str = 1 if self.strategy == "gradients" else "epoch"
+        usual: int | str = {"gradients": 1, "auto": "auto"}.get(self.strategy, "epoch")  # type: ignore[assignment]
         period = usual if self.period is None else self.period
         return parse_period(period, base=self.base, alpha=self.alpha, share=self.share, longest=self.longest)
 

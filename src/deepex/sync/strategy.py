@@ -178,7 +178,7 @@ def _make_agreement(
             from deepex.sync.delayed import Delayed
 
             total: Total = make_total(region.agreed, deterministic=fixed, zeros=own_zeros)
-            return Delayed(region, total, replicas_per_rank=per_rank, worker=Background(comm))
+            return Delayed(region, total, replicas_per_rank=per_rank, worker=Background(comm), pull=config.pull)
     return _make_mean(region, per_rank, make, fixed=fixed)
 
 

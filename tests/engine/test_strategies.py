@@ -1,0 +1,140 @@
+"""Whole runs with each strategy: resumed from any sync they end with the bits of the uninterrupted run; what the record tells."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import deepex
+from deepex.comm.solo import SoloCommunicator
+from deepex.data.dataset import PackedDataset
+from deepex.engine.config import RunConfig
+from deepex.engine.optim import OptimConfig
+from deepex.errors import RunError
+from deepex.record import RunDirectory
+from deepex.record.table import from_table
+from deepex.sync import SyncConfig
+from tests.mpi import run_deepex
+
+MakeData = Callable[[int], Path]
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "nesterov": {"outer": "nesterov", "outer_rate": 0.5, "outer_momentum": 0.5},
+    "adam": {"outer": "adam"},
+    "muon": {"outer": "muon", "momentum": "reset"},
+    "elastic": {"strategy": "elastic"},
+    "streaming": {"strategy": "streaming", "parts": 2, "momentum": "local"},
+    "background": {"strategy": "background"},
+    "hierarchical": {"strategy": "hierarchical", "group": 2, "between": 2, "outer": "slowmo"},
+    "int8": {"wire": "int8"},
+    "adacomm": {"period": "adacomm", "base": 2},
+    "auto": {"period": "auto"},
+}
+
+
+def config(data: Path, **sync: Any) -> RunConfig:
+    """4 replicas of 6 steps, with batch norm, and a checkpoint after every sync."""
+    changes = {"checkpoint.syncs": 1, "checkpoint.keep": 100}
+    made = deepex.recipe("fashion", {"data": str(data), "epochs": 3, "batch": 8, "replicas": 4, "deterministic": True, **changes})
+    keys = {"net": "tests.networks:normed", "optim": OptimConfig(rate=0.02), "sync": SyncConfig(**{"period": 1, **sync})}
+    return RunConfig(**{**made.__dict__, **keys})
+
+
+def bits(run: Path) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(run / "weights.safetensors").items()}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_resumed_from_any_sync(name: str, make_data: MakeData, tmp_path: Path) -> None:
+    """As if killed right after: all later checkpoints are gone. In the middle of an epoch, at the end of one, at the beginning."""
+    whole = tmp_path / "whole"
+    deepex.train(config(make_data(192), **STRATEGIES[name]), SoloCommunicator(), out=whole)
+    headers = sorted((whole / "checkpoints").glob("*.json"))
+    expected = bits(whole)
+    names = [header.name for header in headers]
+    middle = next(k for k, name in enumerate(names) if name.startswith("epoch000001-step") and "step000000" not in name)
+    for last in (0, middle, middle + 1):
+        run = tmp_path / f"resumed{last}"
+        shutil.copytree(whole, run)
+        (run / "weights.safetensors").unlink()
+        for header in headers[last + 1 :]:
+            (run / "checkpoints" / header.name).unlink()
+        found = deepex.train(from_table(RunConfig, RunDirectory.open(run).config), SoloCommunicator(), out=run, resume=True)
+        assert bits(run) == expected, headers[last].name
+        both = [[(e.train, e.syncs, e.drift.keys()) for e in RunDirectory.open(path).epochs()] for path in (whole, found.path)]
+        assert both[0] == both[1]
+
+
+def test_another_strategy_cannot_take_over_what_replicas_have_of_their_own(make_data: MakeData, tmp_path: Path) -> None:
+    run = deepex.train(config(make_data(192), strategy="elastic"), SoloCommunicator(), out=tmp_path / "run")
+    for header in sorted(run.checkpoints.glob("*.json"))[2:]:
+        header.unlink()
+    with pytest.raises(RunError, match=r"has weights of each replica, which this sync\.strategy does not know"):
+        deepex.train(config(make_data(192), strategy="weights"), SoloCommunicator(), out=run.path, resume=True)
+
+
+def test_the_record_tells_drift_and_why(make_data: MakeData, tmp_path: Path) -> None:
+    run = deepex.train(config(make_data(192), period="adacomm", base=3), SoloCommunicator(), out=tmp_path / "run")
+    first, *_, last = run.epochs()
+    assert first.period == "adacomm: the first epoch, 3"
+    assert last.period.startswith("adacomm: ⌈√(")
+    assert first.drift.keys() == {"all", "0.weight", "1.weight", "1.bias", "6.weight", "6.bias"}
+    assert all(value > 0 for value in first.drift.values())
+    assert first.moved.keys() == first.drift.keys()
+    alone = deepex.train(
+        RunConfig(**{**config(make_data(192)).__dict__, "replicas": 1}), SoloCommunicator(), out=tmp_path / "alone"
+    )
+    assert [(epoch.period, epoch.drift) for epoch in alone.epochs()] == [("", {})] * 3
+
+
+def test_estimated_statistics_are_those_of_the_agreed_weights(make_data: MakeData, tmp_path: Path) -> None:
+    """They are validated and delivered; training goes on with the running ones, so the weights are the same."""
+    runs = {}
+    for kind in ("running", "estimated"):
+        keys = {**config(make_data(192), period="epoch").__dict__, "statistics": kind, "net": "tests.networks:batch_normed"}
+        runs[kind] = deepex.train(RunConfig(**keys), SoloCommunicator(), out=tmp_path / kind)
+        assert runs[kind].state["statistics"] == {"kind": kind, "reason": "asked for"}
+    running, estimated = (load_file(run.path / "weights.safetensors") for run in runs.values())
+    assert all(torch.equal(running[name], estimated[name]) for name in running if "running" not in name)
+    assert torch.equal(running["1.num_batches_tracked"], estimated["1.num_batches_tracked"])
+    assert not torch.allclose(running["1.running_var"], estimated["1.running_var"], rtol=0.05), "three steps are too few"
+    losses = {kind: run.epochs()[0].validation.loss for kind, run in runs.items()}
+    assert losses["estimated"] != losses["running"]
+    dataset = PackedDataset.open(make_data(192))
+    images, _ = dataset.part("train").read(0, 192)
+    inputs = (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - dataset.manifest.mean[0]) / dataset.manifest.deviation[0]
+    maps = torch.nn.functional.conv2d(inputs, estimated["0.weight"], stride=4, padding=1)
+    assert torch.allclose(estimated["1.running_mean"], maps.mean((0, 2, 3)), atol=0.02)
+    assert torch.allclose(estimated["1.running_var"], maps.var((0, 2, 3)), rtol=0.1)
+
+
+@pytest.mark.parametrize(("replicas", "kind"), [(1, "running"), (4, "estimated")])
+def test_statistics_are_estimated_where_replicas_make_few_steps(
+    replicas: int, kind: str, make_data: MakeData, tmp_path: Path
+) -> None:
+    keys = {**config(make_data(192)).__dict__, "replicas": replicas, "epochs": 1}
+    run = deepex.train(RunConfig(**keys), SoloCommunicator(), out=tmp_path / "run")
+    assert run.state["statistics"]["kind"] == kind
+    plain = deepex.train(RunConfig(**{**keys, "net": "tests.networks:plain"}), SoloCommunicator(), out=tmp_path / "plain")
+    assert plain.state["statistics"] == {"kind": "running", "reason": "the network has no running statistics"}
+
+
+@pytest.mark.parametrize("sync", ["background", "auto", "elastic"])
+def test_from_the_command_line_on_two_ranks(sync: str, make_data: MakeData, tmp_path: Path) -> None:
+    """`--set sync=NAME` is for the strategy; background needs an MPI that threads may call."""
+    options = [f"data={make_data(192)}", f"sync={sync}", "sync.longest=4", "epochs=2", "batch=8", "threads=1"]
+    if sync != "auto":
+        options.append("sync.period=2")
+    out = tmp_path / "run"
+    result = run_deepex("train", "fashion", "--ranks=2", "--out", str(out), *(f"--set={option}" for option in options), "-q")
+    assert result.returncode == 0, result.stderr[-2000:]
+    run = RunDirectory.open(out)
+    assert run.config["sync"]["strategy"] == sync
+    assert all(epoch.syncs >= 3 for epoch in run.epochs())
+    assert run.epochs()[-1].train.loss < run.epochs()[0].train.loss
+    if sync == "auto":
+        assert all(epoch.period.startswith("auto: ") for epoch in run.epochs())
