@@ -30,7 +30,7 @@ class _Replacing(nn.Module):
 
 def _arena(network: nn.Module) -> Arena:
     arena = Arena(network, torch.device("cpu"))
-    arena._moves = False  # as on a GPU, where autograd adds to the arena's gradients itself
+    arena.moves = False  # as on a GPU, where autograd adds to the arena's gradients itself
     for weight in arena.trainable:
         weight._post_accumulate_grad_hooks.clear()
     arena.take_back_gradients()

@@ -109,3 +109,5 @@ def test_schedules() -> None:
 def test_warm_up_and_linear_scaling() -> None:
     config = OptimConfig(rate=0.1, warmup_epochs=5, scale_batch=256)
     assert rates(config, 0, 2.5, 5, 50, total_batch=1024) == pytest.approx([0.0, 0.2, 0.4, 0.4])
+    root = OptimConfig(rate=0.1, scale_batch=256, scaling="sqrt")
+    assert rates(root, 1, total_batch=1024) == pytest.approx([0.2])

@@ -227,11 +227,18 @@ optims = st.builds(
     power=between(0, 9, exclude_min=True),
     final=between(0, 1),
     scale_batch=st.integers(0, 10**6),
+    scaling=st.sampled_from(["linear", "sqrt"]),
 )
 periods = st.none() | st.integers(1, 10**6) | st.just("epoch") | st.integers(1, 99).map("{} per epoch".format)
 momenta = st.sampled_from(["average", "reset", "local"])
-syncs = st.builds(SyncConfig, strategy=st.just("weights"), period=periods, momentum=momenta) | st.builds(
-    SyncConfig, strategy=st.just("gradients"), period=st.sampled_from([None, 1]), momentum=momenta
+rules = st.sampled_from(["adacomm", "qsr", "auto", "1 until 5 then 16"])
+syncs = st.one_of(
+    st.builds(SyncConfig, strategy=st.just("weights"), period=periods | rules, momentum=momenta),
+    st.builds(SyncConfig, strategy=st.just("gradients"), period=st.sampled_from([None, 1]), chunks=st.integers(1, 9)),
+    st.builds(SyncConfig, strategy=st.sampled_from(["elastic", "streaming", "background"]), pull=between(0.1, 1), period=rules),
+    st.builds(
+        SyncConfig, outer=st.sampled_from(["slowmo", "muon"]), outer_rate=between(0, 1), wire=st.sampled_from(["bf16", "int8"])
+    ),
 )
 checkpoints = st.builds(CheckpointConfig, epochs=st.integers(1, 99), syncs=st.integers(0, 99), keep=st.integers(1, 9))
 
@@ -366,6 +373,19 @@ def test_assignments_become_changes() -> None:
         "target": "validation error <= 0.1",
         "net": "my.module:function",
     }
+
+
+def test_a_word_for_a_table_is_for_its_first_key() -> None:
+    table = {"sync": {"strategy": "weights", "period": 16}, "epochs": 3}
+    expected = {"sync": {"strategy": "elastic", "period": 8}, "epochs": 3}
+    assert set_values(table, {"sync": "elastic", "sync.period": 8}) == expected
+    assert set_values(table, {"sync.period": 8, "sync": "elastic"}) == expected
+    config = from_table(RunConfig, {"net": "lenet", "data": "here", "sync": "auto", "optim": "lars"})
+    assert (config.sync.strategy, config.optim.method) == ("auto", "lars")
+    with pytest.raises(ConfigError, match=r"key 'sync\.strategy' is 'atuo'; it must be one of: weights, "):
+        from_table(RunConfig, {"net": "lenet", "data": "here", "sync": "atuo"})
+    with pytest.raises(ConfigError, match=r"key 'sync' is 3; it is a table"):
+        from_table(RunConfig, {"net": "lenet", "data": "here", "sync": 3})
 
 
 def test_the_last_assignment_of_a_key_counts() -> None:

@@ -120,10 +120,11 @@ class Arena:
         self.state = self.memory[ends["gradients"] :]
         self.num_decayed = _extent(self.layout.decayed, dtype)
         self.num_parameters = sum(slot.count for slot in (*self.layout.weights, *self.layout.frozen))
-        self.gathers, self._moves = gathers, gathers and (device.type == "cpu" if moves is None else moves)
+        self.gathers, self.moves = gathers, gathers and (device.type == "cpu" if moves is None else moves)
         self.trainable = [parameters[slot.name] for slot in self.layout.weights]
         self._gradient_views = [slot.view(self.gradients) for slot in self.layout.weights] if gathers else []
         self._arrived: set[int] = set()
+        self.listeners: list[Callable[[int], None]] = []  # are told of each gradient that has been moved to its slot
         self._adopt(module, parameters, buffers, device)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -133,14 +134,14 @@ class Arena:
         in the cache: half the traffic of clearing the gradients first and adding to them. A GPU has bandwidth for that, and
         autograd's own adding starts its kernels sooner than calls back into Python would.
         """
-        if self._moves:
+        if self.moves:
             self._arrived.clear()
         elif self.gathers:
             self.gradients.zero_()
         else:
             self.drop_gradients()
         loss.backward()
-        if self._moves and len(self._arrived) < len(self.trainable):
+        if self.moves and len(self._arrived) < len(self.trainable):
             for index, view in enumerate(self._gradient_views):
                 if index not in self._arrived:
                     view.zero_()
@@ -166,7 +167,7 @@ class Arena:
     def take_back_gradients(self) -> None:
         """Let autograd add to the arena's gradients again, after somebody else has taken each where it was made."""
         for index, weight in enumerate(self.trainable):
-            weight.grad = self._gradient_views[index] if self.gathers and not self._moves else None
+            weight.grad = self._gradient_views[index] if self.gathers and not self.moves else None
 
     def take_back_buffers(self) -> None:
         """Take over the values of buffers that the network has replaced (`self.mean = …`), and make it use the arena's again."""
@@ -188,7 +189,7 @@ class Arena:
                 yield slot.name, slot.view(region)
 
     def _receiver(self, index: int) -> Callable[[torch.Tensor], None]:
-        view, arrived = self._gradient_views[index], self._arrived
+        view, arrived, listeners = self._gradient_views[index], self._arrived, self.listeners  # not the arena, which holds the hook
 
         def receive(parameter: torch.Tensor) -> None:
             assert parameter.grad is not None, "autograd calls this after it has set the gradient"
@@ -198,6 +199,8 @@ class Arena:
                 view.copy_(parameter.grad)
             parameter.grad = None
             arrived.add(index)
+            for heard in listeners:
+                heard(index)
 
         return receive
 
@@ -212,7 +215,7 @@ class Arena:
         for index, (weight, view) in enumerate(zip(self.trainable, self.weight_views(), strict=True)):
             view.copy_(weight.data)
             weight.data = view
-            if self._moves:
+            if self.moves:
                 weight.register_post_accumulate_grad_hook(self._receiver(index))
         self.take_back_gradients()
         for slot in self.layout.frozen:

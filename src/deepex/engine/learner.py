@@ -43,6 +43,7 @@ from deepex.sync import (
     segments,
 )
 from deepex.sync.auto import Auto
+from deepex.sync.overlapped import Overlapped
 from deepex.sync.region import Place
 from deepex.sync.strategy import Turn as SyncTurn
 
@@ -101,6 +102,8 @@ class Learner:
         steps = config.epochs * self._shards.steps * per_rank
         self.runner, self.clock = make_runner(parts, self.step, steps=steps, begun=job.begun, clock=clock)
         self.strategy = self._make_strategy()
+        if isinstance(self.strategy.agreement, Overlapped):
+            self.arena.listeners.append(self.strategy.agreement.heard)
         estimates, self.statistics_reason = chooses_estimates(
             config.statistics, self.network, replicas=job.replicas, steps=self._shards.steps
         )
@@ -158,7 +161,10 @@ class Learner:
         if not self._updates_locally:
             gradients = arena.gradients.numel()
             held = slice(gradients, gradients + buffers)
-            return Region(agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=gradients)
+            slots = tuple((slot.offset, slot.count) for slot in arena.layout.weights) if arena.moves else ()
+            return Region(
+                agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=gradients, slots=slots
+            )
         agreed = arena.model_and_momentum if self._job.config.sync.momentum == "average" else arena.model
         return Region(
             agreed=agreed,

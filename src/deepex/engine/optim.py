@@ -23,8 +23,8 @@ class OptimConfig:
 
     `method`: `sgd`, or `lars` (You et al. 2017: each tensor's step is scaled by `trust` · ‖w‖ / (‖g‖ + decay · ‖w‖)).
     Weight decay and LARS leave biases and normalisation layers alone. `scale_batch`: the total batch for which `rate` is meant; the
-    rate then grows in proportion to the run's total batch. `decay_epochs` and `decay` belong to the schedule `step`, `power` to
-    `polynomial`, `final` (a fraction of the rate) to `polynomial` and `cosine`.
+    rate then grows with the run's total batch, in proportion (`scaling` linear) or with its root (sqrt). `decay_epochs` and `decay`
+    belong to the schedule `step`, `power` to `polynomial`, `final` (a fraction of the rate) to `polynomial` and `cosine`.
     """
 
     method: Literal["sgd", "lars"] = "sgd"
@@ -40,6 +40,7 @@ class OptimConfig:
     power: float = 2.0
     final: float = 0.0
     scale_batch: int = 0
+    scaling: Literal["linear", "sqrt"] = "linear"
 
     def __post_init__(self) -> None:
         rules = (

@@ -13,13 +13,15 @@ from deepex.engine.optim import OptimConfig
 class Schedule:
     """The rate as a function of the epochs done, a real number.
 
-    With `scale_batch` the rate is for that total batch and grows in proportion to the run's (Goyal et al. 2017). Warm-up rises
-    linearly from zero to the full rate over `warmup_epochs`; the decay runs over the whole of `epochs`, as if there were none.
+    With `scale_batch` the rate is for that total batch and grows with the run's, in proportion (Goyal et al. 2017) or with its root
+    (Hoffer et al. 2017). Warm-up rises linearly from zero to the full rate over `warmup_epochs`; the decay runs over the whole of
+    `epochs`, as if there were none.
     """
 
     def __init__(self, config: OptimConfig, *, epochs: int, total_batch: int) -> None:
         self._config, self._epochs = config, epochs
-        self.peak = config.rate * (total_batch / config.scale_batch if config.scale_batch else 1.0)
+        ratio = total_batch / config.scale_batch if config.scale_batch else 1.0
+        self.peak = config.rate * (math.sqrt(ratio) if config.scaling == "sqrt" else ratio)
 
     def during(self, steps: int) -> Callable[[int, int], float]:
         """The rate as a function of an epoch's number and a step's, of `steps` in an epoch: that of the middle of the step."""

@@ -47,7 +47,7 @@ def train(
     """
     watcher = watcher or Watcher()
     device = pick_device(config.device, 0).type
-    level = "MULTIPLE" if config.sync.strategy == "background" else "FUNNELED"  # of threads that may call MPI
+    level = "MULTIPLE" if config.sync.overlaps else "FUNNELED"  # of threads that may call MPI
     communicator = connect(config.comm, device=device, thread_level=level) if comm is None else as_communicator(comm)
     reason = "the caller's" if comm is not None else _why(config, communicator, device)
     path = Path(communicator.gather(str(out or _default_out(config)))[0])

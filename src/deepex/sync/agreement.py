@@ -67,6 +67,10 @@ class Agreement(ABC):
     def begin(self, index: int) -> None:
         """Start the turn of this rank's replica number `index`."""
 
+    def expect(self, share: float) -> None:
+        """Hear, before the steps of a turn, with which weight the replica will be contributed."""
+        return
+
     @abstractmethod
     def add(self, index: int, share: float) -> None:
         """Contribute the replica on the arena with weight `share`."""

@@ -22,7 +22,8 @@ class SyncConfig:
     """When and how replicas agree. docs/synchronisation.md tells which is for what.
 
     `strategy`: `weights` (local SGD: the mean of the replicas' weights, every period), `gradients` (the classical baseline: the
-    mean of the gradients, every step), `hierarchical` (within groups of `group` replicas every period, of a node if 0; between them
+    mean of the gradients, every step; with `chunks` above 1, on CPUs, they travel in so many pieces while the backward pass is
+    still at work), `hierarchical` (within groups of `group` replicas every period, of a node if 0; between them
     every `between` periods), `background` (the mean arrives one period later, while training goes on, and replicas are drawn to it
     by `pull`), `elastic` (replicas are drawn to a centre with `elasticity`), `streaming` (one of `parts` parts of the weights in
     turn) or `auto` (`weights`, with the period `auto` unless one is given).
@@ -53,6 +54,7 @@ class SyncConfig:
     elasticity: float = 0.9
     pull: float = 0.5
     parts: int = 4
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         rules = (
@@ -67,6 +69,7 @@ class SyncConfig:
             ("elasticity", 0 < self.elasticity <= 1, "above 0 and at most 1"),
             ("pull", 0 < self.pull <= 1, "above 0 and at most 1"),
             ("parts", self.parts >= 1, "at least 1"),
+            ("chunks", self.chunks >= 1, "at least 1 (1: no overlap)"),
         )
         for name, holds, rule in rules:
             if not holds:
@@ -92,6 +95,11 @@ class SyncConfig:
         usual: int | str = {"gradients": 1, "auto": "auto"}.get(self.strategy, "epoch")  # type: ignore[assignment]
         period = usual if self.period is None else self.period
         return parse_period(period, base=self.base, alpha=self.alpha, share=self.share, longest=self.longest)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a thread communicates while another computes."""
+        return self.strategy == "background" or (self.strategy == "gradients" and self.chunks > 1)
 
     @property
     def outer_step(self) -> tuple[float, float]:

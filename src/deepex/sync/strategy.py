@@ -103,9 +103,11 @@ class Strategy:
     def _turns_alone(self, group: range, start: int, stop: int) -> Iterator[Turn]:
         since = 0 if self.agreement.since_epoch else start
         for index in group:
+            share = self._crowd.share(self._first + index, since, stop)
             self.agreement.begin(index)
+            self.agreement.expect(share)
             yield Turn(index, start, stop, index == group[0])
-            self._add(index, self._crowd.share(self._first + index, since, stop))
+            self._add(index, share)
 
     def _turns_near(self, near: Near, group: range, start: int, stop: int) -> Iterator[Turn]:
         self.agreement.begin(group[0])
@@ -168,18 +170,30 @@ def _make_agreement(
         return InPlace(region)
     if config.wire != "fp32":
         return Coded(region, config.wire, make, replicas_per_rank=per_rank, ranks=comm.size)
-    match config.strategy:
-        case "elastic":
-            return Elastic(region, make(region.agreed), replicas_per_rank=per_rank, replicas=replicas, elasticity=config.elasticity)
-        case "streaming":
-            return Streaming(region, make(region.agreed), replicas_per_rank=per_rank, parts=config.parts)
-        case "background":
-            from deepex.comm.background import Background
-            from deepex.sync.delayed import Delayed
-
-            total: Total = make_total(region.agreed, deterministic=fixed, zeros=own_zeros)
-            return Delayed(region, total, replicas_per_rank=per_rank, worker=Background(comm), pull=config.pull)
+    if config.overlaps:
+        return _make_overlapping(config, region, comm, per_rank, make, fixed=fixed)
+    if config.strategy == "elastic":
+        total = make(region.agreed)
+        return Elastic(region, total, replicas_per_rank=per_rank, replicas=replicas, elasticity=config.elasticity)
+    if config.strategy == "streaming":
+        return Streaming(region, make(region.agreed), replicas_per_rank=per_rank, parts=config.parts)
     return _make_mean(region, per_rank, make, fixed=fixed)
+
+
+def _make_overlapping(
+    config: SyncConfig, region: Region, comm: Communicator, per_rank: int, make: MakeTotal, *, fixed: bool
+) -> Agreement:
+    """What communicates in the background; loads threads and queues only then."""
+    from deepex.comm.background import Background
+    from deepex.sync.delayed import Delayed
+    from deepex.sync.overlapped import Overlapped
+
+    if config.strategy == "gradients":
+        if per_rank > 1 or fixed or not region.slots:  # turns, sums of another type, or nobody who tells when a gradient is there
+            return _make_mean(region, per_rank, make, fixed=fixed)
+        return Overlapped(region, region.slots, chunks=config.chunks, worker=Background(comm))
+    total: Total = make_total(region.agreed, deterministic=fixed, zeros=own_zeros)
+    return Delayed(region, total, replicas_per_rank=per_rank, worker=Background(comm), pull=config.pull)
 
 
 def _make_mean(region: Region, per_rank: int, make: MakeTotal, *, fixed: bool) -> Agreement:

@@ -1,0 +1,125 @@
+"""Gradients that travel while the backward pass is at work: begun early, in one order everywhere, and the sum is the same."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+
+from deepex.comm.background import Background
+from deepex.comm.solo import SoloCommunicator
+from deepex.engine.arena import Arena
+from deepex.errors import FailureError
+from deepex.sync import Region
+from deepex.sync.overlapped import Overlapped, _cuts
+from tests.mpi import run_deepex
+
+MakeData = Callable[[int], Path]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.integers(1, 8))
+def test_cuts_cover_all_weights(counts: list[int], chunks: int) -> None:
+    cuts = _cuts([(0, count) for count in counts], chunks)
+    assert [k for a, b in cuts for k in range(a, b)] == list(range(len(counts)))
+    assert 1 <= len(cuts) <= chunks
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Sequential, Arena, Overlapped, list[tuple[int, int, float]]]:
+    """Six layers in three chunks; the log has each sum: where it begins, how many numbers, and its weight."""
+    network = nn.Sequential(*(nn.Linear(20, 20, bias=False) for _ in range(6)))
+    arena = Arena(network, torch.device("cpu"))
+    slots = tuple((slot.offset, slot.count) for slot in arena.layout.weights)
+    end = arena.gradients.numel()
+    held = slice(end, end + arena.buffers.numel())
+    region = Region(agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=end, slots=slots)
+    log: list[tuple[int, int, float]] = []
+    plain = SoloCommunicator.sum
+
+    def noted(self: SoloCommunicator, tensor: torch.Tensor, weight: float = 1.0) -> None:
+        log.append((tensor.storage_offset(), tensor.numel(), weight))
+        plain(self, tensor, weight)
+
+    monkeypatch.setattr(SoloCommunicator, "sum", noted)
+    agreement = Overlapped(region, slots, chunks=3, worker=Background(SoloCommunicator()))
+    arena.listeners.append(agreement.heard)
+    return network, arena, agreement, log
+
+
+def test_chunks_are_begun_from_the_last_within_the_backward_pass(parts: tuple) -> None:
+    network, arena, agreement, log = parts
+    agreement.begin(0)
+    agreement.expect(0.5)
+    arena.backward(network(torch.randn(3, 20)).square().sum())
+    size, end = arena.gradients.numel() // 3, arena.gradients.numel()
+    assert log == [(2 * size, size, 0.5), (size, size, 0.5), (0, size, 0.5)], "all, before the pass was over"
+    agreement.add(0, 0.5)
+    agreement.reach(SoloCommunicator(), request=1.0, rate=0.1)
+    assert log[3:] == [(end, arena.buffers.numel(), 0.5)]
+    assert agreement.requests == 0.5
+
+
+def test_the_mean_is_that_of_a_sync_that_waits(parts: tuple) -> None:
+    network, arena, agreement, _ = parts
+    images = torch.randn(3, 20)
+    expected = [0.25 * g for g in torch.autograd.grad(network(images).square().sum(), list(network.parameters()))]
+    for _ in range(2):
+        agreement.begin(0)
+        agreement.expect(0.25)
+        arena.backward(network(images).square().sum())
+        agreement.add(0, 0.25)
+        agreement.reach(SoloCommunicator(), request=0.0, rate=0.1)
+        assert all(torch.allclose(a, b) for a, b in zip(arena.gradient_tensors(), expected, strict=True))
+
+
+def test_weights_without_part_and_replicas_without_samples_send_all_the_same(parts: tuple) -> None:
+    """Every rank begins the same sums, or the others would wait for ever."""
+    network, arena, agreement, log = parts
+    agreement.begin(0)
+    agreement.expect(1.0)
+    arena.backward(network[:4](torch.randn(3, 20)).square().sum())
+    assert log == [], "the last chunk is not there, and none goes before it"
+    agreement.reach(SoloCommunicator(), request=0.0, rate=0.1)
+    assert len(log) == 4
+    assert not arena.gradients[-400:].any()
+    log.clear()
+    agreement.begin(0)
+    agreement.expect(0.0)
+    agreement.reach(SoloCommunicator(), request=0.0, rate=0.1)
+    assert len(log) == 4
+    assert not arena.gradients.any(), "what was left of the step before is not contributed again"
+
+
+def test_a_gradient_in_pieces_is_refused(parts: tuple) -> None:
+    _, _, agreement, _ = parts
+    agreement.begin(0)
+    for index in (5, 4):
+        agreement.heard(index)
+    with pytest.raises(FailureError, match=r"set sync\.chunks=1"):
+        agreement.heard(5)
+
+
+@pytest.mark.parametrize("comm", ["mpi", "gloo"])
+def test_on_two_ranks(comm: str, make_data: MakeData, tmp_path: Path) -> None:
+    """Batch norm, shards of different sizes; with chunks and without."""
+    states = []
+    for chunks in (1, 3):
+        options = [
+            f"data={make_data(49)}",
+            "net=tests.networks:batch_normed",
+            "epochs=2",
+            "batch=8",
+            "threads=1",
+            "layout=contiguous",
+        ]
+        options += [f"comm={comm}", "sync=gradients", f"sync.chunks={chunks}"]
+        out = tmp_path / f"{chunks}"
+        result = run_deepex("train", "fashion", "--ranks=2", "--out", str(out), *(f"--set={option}" for option in options), "-q")
+        assert result.returncode == 0, result.stderr[-2000:]
+        states.append(load_file(out / "weights.safetensors"))
+    for name, value in states[0].items():
+        assert torch.allclose(states[1][name].double(), value.double(), rtol=1e-5, atol=1e-6), name
