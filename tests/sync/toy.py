@@ -96,7 +96,8 @@ def train(
                 start, stop, number=number, whole=stop == shards.steps, asked=lambda: 0.0, rate=lambda rate=rate: rate
             )
             for turn in turns:
-                momentum.begin(turn.index)
+                if not turn.resumes:
+                    momentum.begin(turn.index)
                 for step in range(turn.start, turn.stop):
                     problem.step(memory, comm.rank * per_rank + turn.index, epoch, step)
                 momentum.end(turn.index)
@@ -146,9 +147,15 @@ class Copies:
                     state[_M] = 0
                 for step in range(a, b):
                     self.problem.step(state, replica, epoch, step)
+                    if self.late is not None and self.copies is not None and step + 1 == self.arrival(a, b):
+                        state[_W] += self.config.pull * (self.late - self.copies[replica])[_W]
             if b < stop:
                 self.agree_in_groups(a, b)
         self.agree(epoch, number, start, pieces[-1], whole=whole)
+
+    def arrival(self, start: int, stop: int) -> int:
+        """After so many steps, half of them if not said otherwise, the mean of the period before is taken over."""
+        return min(start + (self.config.delay or (stop - start + 1) // 2), stop)
 
     def samples(self, replica: int, start: int, stop: int) -> int:
         return self.problem.shards.samples(replica, start, stop)
@@ -264,9 +271,6 @@ class Copies:
             state[chosen] = mean[chosen]
 
     def background(self, stop: int, *, whole: bool) -> None:
-        for replica, state in enumerate(self.states):
-            if self.late is not None and self.copies is not None:
-                state[_W] += self.config.pull * (self.late - self.copies[replica])[_W]
         mean = self.mean(self.shares(0, stop))
         self.meet(mean, self.states)
         self.late, self.copies = (None, None) if whole else (mean, [state.clone() for state in self.states])

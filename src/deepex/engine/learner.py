@@ -208,10 +208,11 @@ class Learner:
             rate=lambda: self.rate,
         )
         for turn in turns:
-            self.momentum.begin(turn.index)
-            self._counters.begin(first=turn.first, opens=turn.first and turn.start == start)
+            if not turn.resumes:
+                self.momentum.begin(turn.index)
+                self._counters.begin(first=turn.first, opens=turn.first and turn.start == start)
             self.clock.mark(SYNC)
-            done = start
+            done = turn.start
             for number, samples in self.runner.steps(epoch, self._turn(turn)):
                 stepped(samples)
                 done += number

@@ -67,6 +67,14 @@ class Agreement(ABC):
     def begin(self, index: int) -> None:
         """Start the turn of this rank's replica number `index`."""
 
+    def pauses(self, start: int, stop: int) -> int | None:
+        """The step of a stretch, after its first and up to `stop`, at which each replica's turn is interrupted by `pause`."""
+        return None
+
+    def pause(self, index: int) -> None:
+        """Do what there is to be done within a turn."""
+        return
+
     def expect(self, share: float) -> None:
         """Hear, before the steps of a turn, with which weight the replica will be contributed."""
         return

@@ -23,10 +23,10 @@ class SyncConfig:
 
     `strategy`: `weights` (local SGD: the mean of the replicas' weights, every period), `gradients` (the classical baseline: the
     mean of the gradients, every step; with `chunks` above 1, on CPUs, they travel in so many pieces while the backward pass is
-    still at work), `hierarchical` (within groups of `group` replicas every period, of a node if 0; between them
-    every `between` periods), `background` (the mean arrives one period later, while training goes on, and replicas are drawn to it
-    by `pull`), `elastic` (replicas are drawn to a centre with `elasticity`), `streaming` (one of `parts` parts of the weights in
-    turn) or `auto` (`weights`, with the period `auto` unless one is given).
+    still at work), `hierarchical` (within groups of `group` replicas every period, of a node if 0; between them every `between`
+    periods), `background` (the mean comes `delay` steps later, half a period if 0, while training goes on, and replicas are drawn
+    to it by `pull`), `elastic` (replicas are drawn to a centre with `elasticity`), `streaming` (one of `parts` parts of the weights
+    in turn) or `auto` (`weights`, with the period `auto` unless one is given).
     `period`: steps between two syncs, `epoch`, `4 per epoch`, `1 until 5 then 16` (of epochs: post-local SGD), or a rule:
     `adacomm`, `qsr`, `auto`. The end of an epoch always syncs: validation, checkpoints and the rules that end a run need weights
     that all replicas share. Left out, it is `epoch`, and 1 for gradients. `base` is the period with which adacomm begins, and the
@@ -52,7 +52,8 @@ class SyncConfig:
     group: int = 0
     between: int = 4
     elasticity: float = 0.9
-    pull: float = 0.5
+    pull: float = 0.8
+    delay: int = 0
     parts: int = 4
     chunks: int = 1
 
@@ -68,6 +69,7 @@ class SyncConfig:
             ("between", self.between >= 1, "at least 1"),
             ("elasticity", 0 < self.elasticity <= 1, "above 0 and at most 1"),
             ("pull", 0 < self.pull <= 1, "above 0 and at most 1"),
+            ("delay", self.delay >= 0, "at least 0 (0: half a period)"),
             ("parts", self.parts >= 1, "at least 1"),
             ("chunks", self.chunks >= 1, "at least 1 (1: no overlap)"),
         )

@@ -33,12 +33,16 @@ Segment = tuple[int, int]
 
 @dataclass(frozen=True)
 class Turn:
-    """Steps `start` up to `stop` of this rank's replica number `index`; `first`: of those that go through these steps together."""
+    """Steps `start` up to `stop` of this rank's replica number `index`; `first`: of those that go through these steps together.
+
+    `resumes`: it goes on with the turn before, of the same replica.
+    """
 
     index: int
     start: int
     stop: int
     first: bool
+    resumes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +90,8 @@ class Strategy:
         """The turns of a stretch, in their order."""
         for group in self._groups():
             for a, b in self._pieces_of(start, stop):
-                yield from (Turn(index, a, b, index == group[0]) for index in group)
+                for index in group:
+                    yield from self._parts(group, index, a, b)
 
     def turns(
         self, start: int, stop: int, *, number: int, whole: bool, asked: Callable[[], float], rate: Callable[[], float]
@@ -106,8 +111,18 @@ class Strategy:
             share = self._crowd.share(self._first + index, since, stop)
             self.agreement.begin(index)
             self.agreement.expect(share)
-            yield Turn(index, start, stop, index == group[0])
+            for number, turn in enumerate(self._parts(group, index, start, stop)):
+                yield turn
+                if number == 0:
+                    self.agreement.pause(index)
             self._add(index, share)
+
+    def _parts(self, group: range, index: int, start: int, stop: int) -> list[Turn]:
+        """A replica's turn, in two if it is interrupted."""
+        first, pause = index == group[0], self.agreement.pauses(start, stop)
+        if pause is None or pause == stop:
+            return [Turn(index, start, stop, first)]
+        return [Turn(index, start, pause, first), Turn(index, pause, stop, first, resumes=True)]
 
     def _turns_near(self, near: Near, group: range, start: int, stop: int) -> Iterator[Turn]:
         self.agreement.begin(group[0])
@@ -193,7 +208,7 @@ def _make_overlapping(
             return _make_mean(region, per_rank, make, fixed=fixed)
         return Overlapped(region, region.slots, chunks=config.chunks, worker=Background(comm))
     total: Total = make_total(region.agreed, deterministic=fixed, zeros=own_zeros)
-    return Delayed(region, total, replicas_per_rank=per_rank, worker=Background(comm), pull=config.pull)
+    return Delayed(region, total, replicas_per_rank=per_rank, worker=Background(comm), pull=config.pull, delay=config.delay)
 
 
 def _make_mean(region: Region, per_rank: int, make: MakeTotal, *, fixed: bool) -> Agreement:
