@@ -1,13 +1,14 @@
 """Background syncs: the collective of one period runs while the next computes, and its correction is applied when it has come.
 
 At a sync each replica keeps a copy x' of its weights, the sum over all of them is begun, and training goes on at once. Half a
-period later, or after `delay` steps, the mean m of the copies is taken over: x ← x + pull · (m − x'), which waits if it is not there
-yet. So a replica's weights are the mean as of a few steps ago and its own steps since (DaSGD: Zhou et al. 2020; Overlap-Local-SGD:
-Wang, Liang & Joshi 2020; the paper's "background synchronisation"). The sync at the end of an epoch waits, and makes all equal.
+period later, or after `delay` steps, the mean m of the copies is taken over, x ← x + pull · (m − x'), which waits if it is not
+there yet. So a replica's weights are the mean as of a few steps ago and its own steps since (DaSGD: Zhou et al. 2020;
+Overlap-Local-SGD: Wang, Liang & Joshi 2020; the paper's "background synchronisation"). The sync at the end of an epoch waits, and
+makes all equal.
 
 The longer the delay, the more of the difference a replica's own steps have undone by then, where the loss is steep, so that a pull
-of 1 overshoots. Validation errors of a LeNet on 2 / 4 replicas, period 8, 8 epochs, means of 3 seeds: 14.2 / 16.4 % with a sync that
-waits, 14.1 / 17.6 % with delay 4 and pull 0.8, 14.6 / 18.2 % with delay 8 and pull 0.5.
+of 1 overshoots. Validation errors of a LeNet on 2 / 4 replicas, period 8, 8 epochs, means of 3 seeds: 14.2 / 16.4 % with a sync
+that waits, 14.1 / 17.6 % with delay 4 and pull 0.8, 14.6 / 18.2 % with delay 8 and pull 0.5.
 
 What travels so are the weights. Batch-norm statistics and momentum are each replica's own until the end of the epoch: a variance
 that is corrected could fall below zero, and momentum of one period ago is not of use today.
