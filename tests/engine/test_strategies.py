@@ -102,6 +102,8 @@ def test_estimated_statistics_are_those_of_the_agreed_weights(make_data: MakeDat
     assert all(torch.equal(running[name], estimated[name]) for name in running if "running" not in name)
     assert torch.equal(running["1.num_batches_tracked"], estimated["1.num_batches_tracked"])
     assert not torch.allclose(running["1.running_var"], estimated["1.running_var"], rtol=0.05), "three steps are too few"
+    kept = [load_file(max(run.checkpoints.glob("*.safetensors")))["arena"] for run in runs.values()]
+    assert torch.equal(*kept), "the state from which training goes on is the same"
     losses = {kind: run.epochs()[0].validation.loss for kind, run in runs.items()}
     assert losses["estimated"] != losses["running"]
     dataset = PackedDataset.open(make_data(192))
