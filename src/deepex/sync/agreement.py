@@ -50,6 +50,7 @@ class Agreement(ABC):
         self.region = region
         self.met: Met = lambda _mean: None
         self._agreed = region.agreed
+        self._told = region.agreed[region.request]  # or what else an agreement keeps the last answer in
 
     def start(self) -> None:
         """Take what the region holds now, on every rank the same, as what was last agreed."""
@@ -103,7 +104,7 @@ class Agreement(ABC):
     @property
     def requests(self) -> torch.Tensor:
         """Above zero if some rank asked to stop at the last sync; on the device."""
-        return self._agreed[self.region.request]
+        return self._told
 
     def state(self) -> State:
         """What there is beside the arena, by name: a checkpoint is read into it."""

@@ -129,11 +129,6 @@ class Delayed(Agreement):
     def nbytes(self) -> int:
         return self._part.buffer.nbytes
 
-    @property
-    @override
-    def requests(self) -> torch.Tensor:
-        return self._told
-
     @override
     def state(self) -> State:
         return State(shared={"mean": self._mean}, own={"weights": self._copies})

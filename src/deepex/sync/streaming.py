@@ -82,11 +82,6 @@ class Streaming(Agreement):
     def nbytes(self) -> int:
         return self._totals[0].buffer.nbytes
 
-    @property
-    @override
-    def requests(self) -> torch.Tensor:
-        return self._told
-
     @override
     def state(self) -> State:
         return State(own={"weights": self._states or [self._agreed]})

@@ -159,11 +159,6 @@ class Coded(Agreement):
         scales = self._padded // BLOCK * 4 if self._wire == "int8" else 0
         return self._padded * (1 if self._wire == "int8" else 2) + scales + self._parts * self._ranks * 4
 
-    @property
-    @override
-    def requests(self) -> torch.Tensor:
-        return self._told
-
     @override
     def state(self) -> State:
         return State(shared={"error": self._error[: self._count]}, own={"error": [error[: self._count] for error in self._errors]})
