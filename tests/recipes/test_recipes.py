@@ -127,6 +127,12 @@ def test_the_estimate_has_what_the_arena_and_the_agreement_take(
     learner.feed.close()
 
 
+def test_groups_that_do_not_fit_are_refused_before_anything_is_made() -> None:
+    changes = {"replicas": 4, "sync": "hierarchical", "sync.group": 3}
+    with pytest.raises(ConfigError, match=r"sync\.group is 3, but there are 4 replicas, 4 on each rank"):
+        make_job(recipe("fashion", changes), SoloCommunicator())
+
+
 @pytest.mark.parametrize(("batch", "replicas", "remedy"), [(21, 3, "batch=20"), (1, 1, "batch=2"), (16, 4, "batch=15")])
 def test_a_last_batch_of_one_is_refused_where_batch_norm_has_too_little(
     batch: int, replicas: int, remedy: str, make_data: MakeData, tmp_path: Path

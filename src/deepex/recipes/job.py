@@ -23,6 +23,7 @@ from deepex.machine.heap import give_back_heap
 from deepex.recipes.network import build_network
 from deepex.record.table import from_table
 from deepex.record.target import Target
+from deepex.sync.strategy import check_groups
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -30,6 +31,8 @@ SAMPLES = Path(__file__).parent / "samples"
 def make_job(config: RunConfig, comm: Communicator) -> Job:
     """Open, build and check everything that a mistake in the configuration could spoil, before anything is trained."""
     replicas = config.replicas_on(comm.size)
+    if config.sync.strategy == "hierarchical" and config.sync.group:
+        check_groups([config.sync.group], replicas, replicas // comm.size)
     dataset = open_dataset(config)
     if config.objective == "classify" and not dataset.manifest.classes:
         raise DataError(f"{dataset.directory} has no labels, so nothing can be classified: set objective=reconstruct")

@@ -218,14 +218,20 @@ def _make_mean(region: Region, per_rank: int, make: MakeTotal, *, fixed: bool) -
 def _make_near(config: SyncConfig, region: Region, comm: Communicator, per_rank: int, make: MakeTotal, *, fixed: bool) -> Near:
     size = config.group or per_rank * comm.place.local_size
     replicas = per_rank * comm.size
-    sizes = comm.gather(size)
-    if len(set(sizes)) > 1 or replicas % size or (size % per_rank and per_rank % size):
-        raise ConfigError(
-            f"sync.group is {config.group or f'that of a node, {sorted(set(sizes))}'}, but there are {replicas} replicas, "
-            f"{per_rank} on each rank: groups must be of equal size, and a group must be of whole ranks or a rank of whole groups; "
-            "set sync.group to a number that is"
-        )
+    sizes = sorted(set(comm.gather(size)))
+    check_groups(sizes, replicas, per_rank)
     spans = size > per_rank
     agreement = _make_mean(region, min(size, per_rank), make, fixed=fixed)
     near = comm.split(comm.rank * per_rank // size) if spans else SoloCommunicator()
     return Near(agreement=agreement, comm=near, size=size, between=config.between)
+
+
+def check_groups(sizes: Sequence[int], replicas: int, per_rank: int) -> None:
+    """Refuse groups, of these sizes, into which the replicas cannot be split."""
+    size = sizes[0]
+    if len(sizes) > 1 or replicas % size or (size % per_rank and per_rank % size):
+        raise ConfigError(
+            f"sync.group is {' and '.join(map(str, sizes))}, but there are {replicas} replicas, {per_rank} on each rank: groups "
+            "must be of equal size (those of a node, if 0), and a group must be of whole ranks or a rank of whole groups; set "
+            "sync.group to a number that is"
+        )
