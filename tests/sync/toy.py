@@ -16,10 +16,7 @@ from deepex.sync import Crowd, Drift, Region, SyncConfig, make_momentum, make_st
 from deepex.sync.region import Place
 
 BUFFERS, WEIGHTS = 16, 600  # of the buffers, the first is for requests to stop
-MATRICES = (
-    Place(0, (20, 10), (10, 1)),
-    Place(200, (12, 5, 5), (25, 1, 5)),
-)  # one in another order; 100 are of neither
+MATRICES = Place(0, 20, 10), Place(200, 12, 25)  # one is tall; 100 weights are of neither
 _B, _W, _M = slice(1, BUFFERS), slice(BUFFERS, BUFFERS + WEIGHTS), slice(BUFFERS + WEIGHTS, None)
 
 
@@ -234,7 +231,7 @@ class Copies:
                 old, along = (self.matrix(place, values) for values in (self.centre[_W], ahead))
                 direction = self.nearly_orthogonal(along) if self.config.outer == "muon" else along
                 moved = old - rate * old.norm() / direction.norm() * direction
-                torch.as_strided(new, place.shape, place.stride, place.offset).copy_(moved.reshape(place.shape))
+                new[place.offset : place.offset + moved.numel()] = moved.flatten()
             mean[_W] = new
         self.centre = mean.clone()
         for state in self.states:
@@ -242,7 +239,7 @@ class Copies:
 
     @staticmethod
     def matrix(place: Place, values: torch.Tensor) -> torch.Tensor:
-        return torch.as_strided(values.clone(), place.shape, place.stride, place.offset).reshape(place.shape[0], -1)
+        return values[place.offset : place.offset + place.rows * place.columns].reshape(place.rows, place.columns).clone()
 
     @staticmethod
     def nearly_orthogonal(matrix: torch.Tensor) -> torch.Tensor:

@@ -172,7 +172,7 @@ class Learner:
             weights=slice(buffers, buffers + weights),
             own=slice(0, agreed.numel()),
             request=0,
-            matrices=tuple(Place(s.offset, s.shape, s.stride) for s in arena.layout.decayed if len(s.shape) > 1),
+            matrices=tuple(Place(s.offset, s.shape[0], s.count // s.shape[0]) for s in arena.layout.decayed if len(s.shape) > 1),
         )
 
     @property

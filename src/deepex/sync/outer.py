@@ -10,8 +10,8 @@ LARS in each replica divides by the norm of its own noisy gradient, which many r
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any, Final, final
+from collections.abc import Callable, Sequence
+from typing import Final, final
 
 import torch
 from typing_extensions import override
@@ -90,28 +90,58 @@ class Adam(OuterStep):
 
 
 class _Relative(OuterStep):
-    """Each matrix moves by `rate` of its own norm, along a direction that is told by its velocity; the rest as momentum has it."""
+    """Each matrix moves by `rate` of its own norm, along a direction that is told by its velocity; the rest as momentum has it.
+
+    Matrices of one shape, or its transpose, go together. On a GPU the hundreds of kernels are captured once and replayed.
+    """
 
     def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, matrices: Sequence[Place]) -> None:
         super().__init__(weights, rate=rate, momentum=momentum)
-        self._matrices = matrices
+        shapes: dict[tuple[int, ...], list[Place]] = defaultdict(list)
+        for place in matrices:
+            shapes[tuple(sorted((place.rows, place.columns)))].append(place)
+        self._groups = list(shapes.values())
+        self._replay: Callable[[], None] | None = None
+        self._captures = False
 
     @override
     def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
+        if self._replay is None and self._captures:
+            self._replay = self._captured(last, change)
+        if self._replay is not None:
+            self._replay()
+        else:
+            self.launch(last, change)  # libraries need a first time before they can be captured
+            self._captures = last.is_cuda
+
+    def launch(self, last: torch.Tensor, change: torch.Tensor) -> None:
+        """Make the step, kernel by kernel."""
         self.velocity.mul_(self.momentum).add_(change)
         change.add_(self.velocity, alpha=self.momentum)  # Nesterov's look ahead
-        moved = [(place, self._moved(place.of(last), matrix)) for place, matrix in self._directions(change)]
+        for places in self._groups:
+            weights, along = (torch.stack([place.of(tensor) for place in places]) for tensor in (last, change))
+            along = self._direction(along)
+            along *= self.rate * _norms(weights) / _norms(along).clamp(min=1e-30)
+            for place, matrix in zip(places, along, strict=True):
+                place.of(change).copy_(matrix)
         last.sub_(change)
-        for place, matrix in moved:
-            place.put(last, matrix)
+
+    def _captured(self, last: torch.Tensor, change: torch.Tensor) -> Callable[[], None]:
+        """A graph of the step on these tensors, which are the same at every sync."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self.launch(last, change)
+        return graph.replay
 
     @abstractmethod
-    def _directions(self, change: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
-        """Where each matrix goes."""
+    def _direction(self, changes: torch.Tensor) -> torch.Tensor:
+        """Where matrices of one shape go."""
 
-    def _moved(self, weights: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
-        length: torch.Tensor = self.rate * weights.norm() / direction.norm().clamp(min=1e-30)
-        return weights - length * direction
+
+def _norms(matrices: torch.Tensor) -> torch.Tensor:
+    """The norm of each, to multiply or divide them by."""
+    norms: torch.Tensor = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True)
+    return norms
 
 
 @final
@@ -119,8 +149,8 @@ class Trust(_Relative):
     """Trust ratios on the agreed change, of each matrix (after LARS and LAMB: You et al. 2017, 2020)."""
 
     @override
-    def _directions(self, change: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
-        return [(place, place.of(change)) for place in self._matrices]
+    def _direction(self, changes: torch.Tensor) -> torch.Tensor:
+        return changes
 
 
 @final
@@ -131,27 +161,18 @@ class Muon(_Relative):
     """
 
     @override
-    def _directions(self, change: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
-        shapes: dict[Any, list[Place]] = defaultdict(list)
-        for place in self._matrices:
-            shapes[place.shape].append(place)
-        found: list[tuple[Place, torch.Tensor]] = []
-        for places in shapes.values():
-            found += zip(places, orthogonal(torch.stack([place.of(change) for place in places])), strict=True)
-        return found
+    def _direction(self, changes: torch.Tensor) -> torch.Tensor:
+        return orthogonal(changes)
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     """Matrices with the same singular vectors, and singular values near 1, by Newton-Schulz; in bf16 on a GPU."""
-    wide = matrices.shape[-2] <= matrices.shape[-1]
-    x = matrices if wide else matrices.mT
-    x = (x / x.flatten(-2).norm(dim=-1).clamp(min=1e-30)[..., None, None]).to(torch.bfloat16 if x.is_cuda else x.dtype)
+    x = (matrices / _norms(matrices).clamp(min=1e-30)).to(torch.bfloat16 if matrices.is_cuda else matrices.dtype)
     a, b, c = _QUINTIC
     for _ in range(_ROUNDS):
         squares = x @ x.mT
-        x = a * x + (b * squares + c * squares @ squares) @ x
-    found: torch.Tensor = x if wide else x.mT
-    return found.to(matrices.dtype)
+        x = torch.baddbmm(x, torch.baddbmm(squares, squares, squares, beta=b, alpha=c), x, beta=a)
+    return x.to(matrices.dtype)
 
 
 def make_outer(kind: str, region: Region, *, rate: float, momentum: float) -> OuterStep:

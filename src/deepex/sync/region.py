@@ -7,20 +7,16 @@ import torch
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of two or more dimensions lies among the weights; strides are in numbers."""
+    """Where a weight of two or more dimensions lies, as a matrix with a row for each output, in the order of memory."""
 
     offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    rows: int
+    columns: int
 
     def of(self, weights: torch.Tensor) -> torch.Tensor:
-        """The tensor as a matrix, a row for each output; a copy if it is not stored so."""
-        start = weights.storage_offset() + self.offset
-        return weights.as_strided(self.shape, self.stride, start).reshape(self.shape[0], -1)
-
-    def put(self, weights: torch.Tensor, matrix: torch.Tensor) -> None:
-        """Write the tensor."""
-        weights.as_strided(self.shape, self.stride, weights.storage_offset() + self.offset).copy_(matrix.view(self.shape))
+        """The matrix among `weights`, a view; a tall one lies on its side."""
+        matrix = weights[self.offset : self.offset + self.rows * self.columns].view(self.rows, self.columns)
+        return matrix if self.rows <= self.columns else matrix.mT
 
 
 @dataclass(frozen=True, kw_only=True)

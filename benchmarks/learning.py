@@ -1,0 +1,403 @@
+"""Learning speedup: epochs to a target that are exact, times of an epoch that are measured or predicted.
+
+    python benchmarks/learning.py --data atomai=packed/atomai pf=packed/pf                      # all trials of the record, again
+    python benchmarks/learning.py --plan plan.json --data pf=packed/pf --seeds 1,2,3 --jobs 4     # new trials, into the record
+    python benchmarks/learning.py --show                                                         # the tables, from the record
+
+A trial is a workload (`atomai`: ResNet-50 on electron diffraction; `pf`: the CVAE on contact maps), a number of replicas, settings
+and a seed. R replicas on one GPU compute what R GPUs would, so the epochs to a cut-off are those of R GPUs. The name `paper` is
+the paper's setting: a fixed rate, batch 128, one mean of the weights per epoch; what other names mean is in their settings.
+A plan is a list of tables with `workload`, `name`, `replicas` and `set`; its trials run if the record does not hold them yet.
+
+Cut-offs are 20 % and 10 % of the training error (AtomAI), and 20 % and 10 % above the least training RMSE that any trial came to
+(PF, whose RMSE does not come near 0.1 with three latent variables). An epoch's error is over the samples as they were seen, as in
+the paper, and is looked at when the epoch ends. The time of an epoch on P GPUs is
+
+    T(P) = ⌈N / (P·b)⌉ · t_step(b) + syncs · (t_sync(P) + t_outer)
+
+with the constants in `MACHINES`; `--speed` measures an H200's t_step(b) and t_outer, alone on the GPU. S_p = T(1) / T(P) and
+S_L = S_p · epochs(1) / epochs(P), against the setting of one GPU that is there first (`paper`: against its own one).
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import bench
+from deepex.errors import DeepexError
+
+PAPER: Final = "paper"
+SIZES: Final = {"atomai": (120, 85), "pf": (28, 28)}
+REPLICAS: Final = (1, 2, 8, 32, 128, 512, 1536)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is learnt. `cuts`: the cut-offs, as they are or, if `relative`, over the least that any trial came to."""
+
+    recipe: str
+    measure: str
+    cuts: tuple[float, float]
+    relative: bool
+    weights: float  # millions
+
+    @property
+    def sync_bytes(self) -> float:
+        """What a sync sums: fp32, momentum apart (it is reset, or there is none)."""
+        return 4e6 * self.weights
+
+
+TASKS: Final = {
+    "atomai": Task(recipe="atomai", measure="error", cuts=(0.2, 0.1), relative=False, weights=23.6),
+    "pf": Task(recipe="pf", measure="rmse", cuts=(1.2, 1.1), relative=True, weights=26.4),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A machine for T(P). Bandwidths are per GPU within a node and per node between them, one direction, in bytes/s.
+
+    `rates`: images/s of one GPU, which hold at any batch, but no step is shorter than `least_steps`; without
+    them, steps are as measured.
+    `flat_sync`: seconds of a sync between nodes that was measured there, whatever the number.
+    """
+
+    gpus: int
+    inside: float
+    between: float
+    share: float  # of the bandwidths that a collective reaches
+    latency: float  # of one message
+    matrix_flops: float = math.inf
+    rates: dict[str, float] = field(default_factory=dict)
+    least_steps: dict[str, float] = field(default_factory=dict)
+    flat_sync: float = 0.0
+
+    def sync_seconds(self, nbytes: float, ranks: int) -> float:
+        """An all-reduce: reduce-scatter and gather in the node, a ring or tree between nodes on what each GPU then holds."""
+        inside, nodes = min(ranks, self.gpus), -(-ranks // self.gpus)
+        if nodes > 1 and self.flat_sync:
+            return self.flat_sync
+        sent = 2 * nbytes * ((inside - 1) / inside / self.inside + (nodes - 1) / nodes / self.between)
+        return sent / self.share + 2 * self.latency * math.log2(max(ranks, 1))
+
+
+V100: Final = {"atomai": 300.0, "pf": 9000.0}  # from the paper's efficiency, and from where its PF computes as long as it syncs
+SUMMIT: Final = Machine(
+    gpus=6,
+    inside=50e9,
+    between=23e9,
+    share=0.9,
+    latency=5e-6,
+    rates=V100,
+    least_steps={"atomai": 0.004, "pf": 0.0005},
+    matrix_flops=40e12,
+)  # NVLink and dual EDR as OLCF tells; small steps are bound by the launches of their kernels
+MACHINES: Final = {
+    "Summit": SUMMIT,
+    "Summit, sync as in the paper": Machine(**{**vars(SUMMIT), "flat_sync": 0.30}),
+    "H200 cluster": Machine(gpus=8, inside=450e9, between=400e9, share=0.7, latency=5e-6),  # NVLink 4, 8 × 400 Gbit/s per node
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run; `epochs` are what it showed: training and validation measure, steps, syncs, drift of each."""
+
+    workload: str
+    name: str
+    replicas: int
+    seed: int
+    changes: dict[str, Any]
+    samples: int = 0
+    epochs: list[list[Any]] = field(default_factory=list)
+    note: str = ""
+    commit: str = ""
+    when: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """What tells it from others."""
+        return self.workload, self.name, self.replicas, self.seed
+
+    def epochs_to(self, cut: float) -> int | None:
+        """The epochs until the training measure is at most `cut`."""
+        return next((number for number, epoch in enumerate(self.epochs, 1) if epoch[0] <= cut), None)
+
+
+# Running.
+
+
+def run_one(trial: Trial, data: str, out: Path, deadline: float) -> None:
+    """Train; `out` has the trial with all epochs that have ended, at any time."""
+    import deepex
+    from deepex.engine.watch import Watcher
+    from deepex.machine import describe
+    from deepex.record import EpochRecord
+
+    shown: list[list[Any]] = []
+    state = {"samples": 0, "note": ""}
+
+    def write() -> None:
+        done = {**asdict(trial), **state, "epochs": shown, "when": datetime.now(UTC).isoformat(timespec="seconds")}
+        done["commit"] = str(describe(environ=os.environ).get("commit", ""))
+        out.write_text(json.dumps(done), encoding="utf-8")
+
+    class Listener(Watcher):
+        def epoch_ended(self, epoch: EpochRecord) -> None:
+            measure = TASKS[trial.workload].measure
+            scores = [epoch.score(part, measure) for part in ("train", "validation")]
+            shown.append([*scores, epoch.steps, epoch.syncs, epoch.drift.get("all"), round(epoch.seconds, 3)])
+            state["samples"] = epoch.samples
+            write()
+            if time.time() > deadline:
+                state["note"] = "ended for want of time"
+                write()
+                os._exit(0)  # what was learnt is written; nothing else is wanted of the run
+
+    settings = {"checkpoint.epochs": 10**6, "data": data, "replicas": trial.replicas, "seed": trial.seed, **trial.changes}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            deepex.train(deepex.recipe(TASKS[trial.workload].recipe, settings), out=Path(folder) / "run", watcher=Listener())
+    except DeepexError as error:  # a run that diverged is a result
+        state["note"] = f"{type(error).__name__}: {error}"
+    write()
+
+
+def run_all(trials: Sequence[Trial], options: argparse.Namespace, record: dict[str, Any]) -> None:
+    """Run the trials that the record does not hold, `--jobs` at a time, and write the record after each."""
+    held = {Trial(**trial).key for trial in record["trials"]}
+    deadline, lock = time.time() + options.limit, Lock()
+
+    def run(trial: Trial) -> None:
+        if time.time() > deadline:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            asked, told = Path(folder) / "asked.json", Path(folder) / "told.json"
+            asked.write_text(json.dumps(asdict(trial)), encoding="utf-8")
+            words = [sys.executable, __file__, "--one", str(asked), str(told), f"{deadline}", "--data", *options.data]
+            done = subprocess.run(words, check=False, capture_output=True, text=True)
+            if not told.exists():
+                print(f"{trial.key} ended with code {done.returncode}:\n{done.stderr[-2000:]}", flush=True)
+                return
+            found = Trial(**json.loads(told.read_text(encoding="utf-8")))
+        with lock:
+            record["trials"] = [other for other in record["trials"] if Trial(**other).key != found.key] + [asdict(found)]
+            bench.write_record("learning", record, keep=options.keep)
+            shown = " ".join(f"{epoch[0]:.3f}" for epoch in found.epochs)
+            print(f"{' '.join(map(str, found.key))}: {shown} {found.note}", flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, [trial for trial in trials if options.again or trial.key not in held]))
+
+
+def planned(path: str | None, record: dict[str, Any], seeds: Iterable[int]) -> list[Trial]:
+    """The trials of a plan, or those of the record."""
+    if path is None:
+        return [Trial(**{**trial, "epochs": [], "note": ""}) for trial in record["trials"]]
+    rows = json.loads(Path(path).read_text(encoding="utf-8"))
+    return [
+        Trial(workload=row["workload"], name=row["name"], replicas=row["replicas"], seed=seed, changes=row["set"])
+        for row in rows
+        for seed in row.get("seeds", seeds)
+    ]
+
+
+# Speed of one GPU.
+
+
+def measure_speed(batches: Sequence[int]) -> dict[str, Any]:
+    """Seconds of a step at each batch, and of an outer step by Muon, on this GPU with nothing else running."""
+    from deepex.sync.config import SyncConfig
+    from gpu import SMALL, TINY, deepex_epochs, timed
+    from peers import Workload
+
+    found: dict[str, Any] = {}
+    for task, net, shape, classes, objective in (
+        ("atomai", "resnet50", SMALL, 27, "classify"),
+        ("pf", "cvae", TINY, 2, "reconstruct"),
+    ):
+        steps: dict[str, float] = {}
+        for batch in batches:
+            workload = Workload(
+                name=task, net=net, shape=shape, classes=classes, batch=batch, objective=objective, augment=False, count=100 * batch
+            )
+            _, _, data = bench.random_data(shape, classes, workload.count)
+            epoch, _ = deepex_epochs(workload, data)
+            steps[str(batch)] = min(bench.in_turns({"": timed(epoch)}, 5)[""]) / 100
+        syncs = []
+        for outer in ("none", "muon"):  # what an outer step adds to a sync
+            sync = SyncConfig(period=1, outer=outer, momentum="reset")
+            epoch, _ = deepex_epochs(workload, data, replicas=2, sync=sync)
+            syncs.append(min(bench.in_turns({"": timed(epoch)}, 5)[""]) / 50)
+        found[task] = {"step_seconds": steps, "outer_seconds": syncs[1] - syncs[0]}
+        print(f"{task}: {found[task]}", flush=True)
+    return found
+
+
+# What follows from it.
+
+
+def cut_offs(task: Task, trials: Sequence[Trial]) -> tuple[float, ...]:
+    """The cut-offs as numbers."""
+    if not task.relative:
+        return task.cuts
+    best = min(epoch[0] for trial in trials for epoch in trial.epochs)
+    return tuple(cut * best for cut in task.cuts)
+
+
+def epoch_seconds(machine: Machine, trial: Trial, speed: dict[str, Any]) -> float:
+    """T(P) of a trial's epoch."""
+    task, batch = TASKS[trial.workload], int(trial.changes.get("batch", 128))
+    steps, syncs = trial.epochs[0][2:4]
+    if trial.workload in machine.rates:
+        step = max(batch / machine.rates[trial.workload], machine.least_steps[trial.workload])
+        outer = muon_flops(trial.workload) / machine.matrix_flops
+    else:
+        step, outer = step_seconds(speed["step_seconds"], batch), speed["outer_seconds"]
+    if trial.changes.get("sync.outer") != "muon":
+        outer = 0.0
+    sync = machine.sync_seconds(task.sync_bytes, trial.replicas) if trial.replicas > 1 else 0.0
+    return float(steps * step + syncs * (sync + outer))
+
+
+@functools.cache
+def muon_flops(workload: str) -> float:
+    """What an outer step by Muon computes: five rounds of Newton-Schulz for each matrix."""
+    from deepex import nets
+
+    network = nets.build("resnet50" if workload == "atomai" else "cvae", channels=1, size=SIZES[workload], classes=27)
+    total = 0.0
+    for weight in network.parameters():
+        if weight.ndim > 1:
+            small, large = sorted((weight.shape[0], weight[0].numel()))
+            total += 5 * (4 * small**2 * large + 2 * small**3)
+    return total
+
+
+def step_seconds(measured: dict[str, float], batch: int) -> float:
+    """The seconds of a step, on the straight line between the batches that were measured."""
+    known = sorted((int(size), seconds) for size, seconds in measured.items())
+    for (low, fast), (high, slow) in itertools.pairwise(known):
+        if batch <= high:
+            return fast + (slow - fast) * (max(batch, low) - low) / (high - low)
+    return known[-1][1] * batch / known[-1][0]
+
+
+def times_to(machine: Machine, trials: Sequence[Trial], cut: float, speed: dict[str, Any]) -> list[float] | None:
+    """The predicted seconds to a cut-off, of each seed; None if one did not come there."""
+    reached = [(trial.epochs_to(cut), trial) for trial in trials]
+    if any(number is None for number, _ in reached):
+        return None
+    return [number * epoch_seconds(machine, trial, speed) for number, trial in reached if number is not None]
+
+
+def rows(workload: str, machine: Machine, trials: Sequence[Trial], speed: dict[str, Any]) -> list[list[object]]:
+    """For each number of replicas: the paper's setting, and the one of the others that comes to the cut-offs first."""
+    task, cuts = TASKS[workload], cut_offs(TASKS[workload], trials)
+    settings: dict[tuple[int, str], list[Trial]] = defaultdict(list)
+    for trial in trials:
+        if trial.epochs:
+            settings[trial.replicas, trial.name].append(trial)
+    found: list[list[object]] = []
+    bases: dict[tuple[bool, float], list[Trial]] = {}
+    for paper, replicas in itertools.product((True, False), REPLICAS):
+        some = {
+            name: each for (count, name), each in settings.items() if count == replicas and ((name == PAPER) is paper or count == 1)
+        }
+        for cut, share in zip(cuts, task.cuts, strict=True):
+            timed = {name: times for name, each in some.items() if (times := times_to(machine, each, cut, speed))}
+            label = f"{share - task.relative:.0%}"
+            if not timed:
+                if some:
+                    epochs, name = max((len(each[0].epochs), name) for name, each in some.items())
+                    faster = _speedup(machine, some[name], bases.get((paper, cut)), speed)
+                    found.append([replicas, name, label, f"> {epochs}", "", faster, "-"])
+                continue
+            name = min(timed, key=lambda name: (-min(len(timed[name]), 3), statistics.mean(timed[name])))
+            if replicas == 1:
+                bases[paper, cut] = some[name]
+            base = bases.get((paper, cut))
+            epochs_each = sorted(trial.epochs_to(cut) or 0 for trial in some[name])
+            cells: list[object] = [replicas, name, label, " ".join(map(str, epochs_each)), f"{statistics.mean(timed[name]):.3g}"]
+            cells.append(_speedup(machine, some[name], base, speed))
+            if base is not None:
+                before = times_to(machine, base, cut, speed) or []
+                pairs = [one / other for one, other in itertools.product(before, timed[name])]
+                cells.append(f"{statistics.mean(before) / statistics.mean(timed[name]):.1f} ({min(pairs):.1f}-{max(pairs):.1f})")
+            else:
+                cells.append("-")
+            found.append(cells)
+    return found
+
+
+def _speedup(machine: Machine, trials: Sequence[Trial], base: Sequence[Trial] | None, speed: dict[str, Any]) -> str:
+    """S_p."""
+    if not base:
+        return "-"
+    return f"{epoch_seconds(machine, base[0], speed) / epoch_seconds(machine, trials[0], speed):.4g}"
+
+
+def show(record: dict[str, Any]) -> str:
+    """All tables."""
+    tables = []
+    for workload, (name, machine) in itertools.product(TASKS, MACHINES.items()):
+        trials = [trial for row in record["trials"] if (trial := Trial(**row)).workload == workload]
+        speed = record["speed"].get(workload)
+        if trials and (machine.rates or speed):
+            cuts = ", ".join(f"{cut:.4g}" for cut in cut_offs(TASKS[workload], trials))
+            title = f"{workload}, {max(trial.samples for trial in trials):,} samples, {name}; {TASKS[workload].measure} of {cuts}"
+            columns = ["replicas", "setting", "cut-off", "epochs of each seed", "seconds", "S_p", "S_L (least-most)"]
+            tables.append(bench.format_table(title, columns, rows(workload, machine, trials, speed or {})))
+    return "\n".join(tables)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", default=[], metavar="WORKLOAD=PATH", help="packed datasets")
+    parser.add_argument("--plan", help="JSON with trials; without it those of the record")
+    parser.add_argument("--seeds", default="1", help="of a plan's trials, with commas between")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at the same time, on the same GPU")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds, after which trials end with their epoch")
+    parser.add_argument("--again", action="store_true", help="also trials that the record holds")
+    parser.add_argument("--speed", action="store_true", help="measure the seconds of a step, and of an outer step")
+    parser.add_argument("--keep", action="store_true", help="write the record into benchmarks/records")
+    parser.add_argument("--show", action="store_true", help="only print the tables")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    data = dict(word.split("=", 1) for word in options.data)
+    if options.one:
+        asked, told, deadline = options.one
+        trial = Trial(**json.loads(Path(asked).read_text(encoding="utf-8")))
+        run_one(trial, data[trial.workload], Path(told), float(deadline))
+        return
+    path = bench.RECORDS / "learning.json"
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"trials": [], "speed": {}}
+    record = {name: record[name] for name in ("trials", "speed")}
+    if not options.show:
+        if options.speed:
+            bench.need_gpu()
+            record["speed"] = measure_speed((4, 8, 16, 32, 128))
+            bench.write_record("learning", record, keep=options.keep)
+        trials = planned(options.plan, record, [int(seed) for seed in options.seeds.split(",")])
+        run_all([trial for trial in trials if trial.workload in data], options, record)
+    print(show(record))
+
+
+if __name__ == "__main__":
+    main()
