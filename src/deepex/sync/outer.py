@@ -10,7 +10,7 @@ LARS in each replica divides by the norm of its own noisy gradient, which many r
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, final
 
 import torch
@@ -92,7 +92,7 @@ class Adam(OuterStep):
 class _Relative(OuterStep):
     """Each matrix moves by `rate` of its own norm, along a direction that is told by its velocity; the rest as momentum has it.
 
-    Matrices of one shape, or its transpose, go together. On a GPU the hundreds of kernels are captured once and replayed.
+    Matrices of one shape, or its transpose, go together.
     """
 
     def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, matrices: Sequence[Place]) -> None:
@@ -101,21 +101,9 @@ class _Relative(OuterStep):
         for place in matrices:
             shapes[tuple(sorted((place.rows, place.columns)))].append(place)
         self._groups = list(shapes.values())
-        self._replay: Callable[[], None] | None = None
-        self._captures = False
 
     @override
     def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
-        if self._replay is None and self._captures:
-            self._replay = self._captured(last, change)
-        if self._replay is not None:
-            self._replay()
-        else:
-            self.launch(last, change)  # libraries need a first time before they can be captured
-            self._captures = last.is_cuda
-
-    def launch(self, last: torch.Tensor, change: torch.Tensor) -> None:
-        """Make the step, kernel by kernel."""
         self.velocity.mul_(self.momentum).add_(change)
         change.add_(self.velocity, alpha=self.momentum)  # Nesterov's look ahead
         for places in self._groups:
@@ -125,13 +113,6 @@ class _Relative(OuterStep):
             for place, matrix in zip(places, along, strict=True):
                 place.of(change).copy_(matrix)
         last.sub_(change)
-
-    def _captured(self, last: torch.Tensor, change: torch.Tensor) -> Callable[[], None]:
-        """A graph of the step on these tensors, which are the same at every sync."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.launch(last, change)
-        return graph.replay
 
     @abstractmethod
     def _direction(self, changes: torch.Tensor) -> torch.Tensor:
