@@ -82,7 +82,9 @@ def train(
     momentum = make_momentum(config.momentum, memory[_M], replicas_per_rank=per_rank)
     crowd = Crowd(replicas=problem.replicas, samples=shards.samples, total=shards.total_samples)
     drift = Drift(region, [("all", 0, WEIGHTS)], replicas_per_rank=per_rank)
-    strategy = make_strategy(config, region, comm=comm, crowd=crowd, deterministic=deterministic, drift=drift)
+    strategy = make_strategy(
+        config, region, comm=comm, crowd=crowd, deterministic=deterministic, peak_rate=problem.rate, drift=drift
+    )
     strategy.agreement.start()
     drifts = []
     for epoch in range(problem.epochs):
@@ -211,6 +213,7 @@ class Copies:
         self.meet(mean, self.states)
         rate, momentum = self.config.outer_step
         change, gamma = self.centre[_W] - mean[_W], self.problem.step_rate(epoch)
+        length = rate * gamma / self.problem.rate
         if self.config.outer == "nesterov":
             self.velocity = momentum * self.velocity + change
             mean[_W] = self.centre[_W] - rate * (change + momentum * self.velocity)
@@ -222,7 +225,7 @@ class Copies:
             self.velocity = momentum * self.velocity + (1 - momentum) * change
             self.squares = 0.99 * self.squares + 0.01 * change**2
             size = (self.squares / (1 - 0.99**self.count)).sqrt() + 1e-8
-            mean[_W] = self.centre[_W] - rate * self.velocity / (1 - momentum**self.count) / size
+            mean[_W] = self.centre[_W] - length * self.velocity / (1 - momentum**self.count) / size
         elif self.config.outer in ("trust", "muon"):
             self.velocity = momentum * self.velocity + change
             ahead = change + momentum * self.velocity
@@ -230,7 +233,7 @@ class Copies:
             for place in MATRICES:
                 old, along = (self.matrix(place, values) for values in (self.centre[_W], ahead))
                 direction = self.nearly_orthogonal(along) if self.config.outer == "muon" else along
-                moved = old - rate * old.norm() / direction.norm() * direction
+                moved = old - length * old.norm() / direction.norm() * direction
                 new[place.offset : place.offset + moved.numel()] = moved.flatten()
             mean[_W] = new
         self.centre = mean.clone()

@@ -101,7 +101,7 @@ class Learner:
         )
         steps = config.epochs * self._shards.steps * per_rank
         self.runner, self.clock = make_runner(parts, self.step, steps=steps, begun=job.begun, clock=clock)
-        self.strategy = self._make_strategy()
+        self.strategy = self._make_strategy(schedule.peak)
         if isinstance(self.strategy.agreement, Overlapped):
             self.arena.listeners.append(self.strategy.agreement.heard)
         estimates, self.statistics_reason = chooses_estimates(
@@ -133,7 +133,7 @@ class Learner:
         steps, syncs = zip(*self._comm.gather([step * len(self.replicas), min(seconds) * size]), strict=True)
         rule.measured(step_seconds=max(steps), sync_seconds=max(syncs))
 
-    def _make_strategy(self) -> Strategy:
+    def _make_strategy(self, peak_rate: float) -> Strategy:
         arena, config = self.arena, self._job.config
         crowd = Crowd(replicas=self._job.replicas, samples=self._shards.samples, total=self._shards.total_samples)
         region = self._region()
@@ -141,7 +141,15 @@ class Learner:
         if self._updates_locally and self._job.replicas > 1:
             spans = [(slot.name, slot.offset, slot.count) for slot in arena.layout.weights]
             drift = Drift(region, spans, replicas_per_rank=len(self.replicas))
-        return make_strategy(config.sync, region, comm=self._comm, crowd=crowd, deterministic=config.deterministic, drift=drift)
+        return make_strategy(
+            config.sync,
+            region,
+            comm=self._comm,
+            crowd=crowd,
+            deterministic=config.deterministic,
+            peak_rate=peak_rate,
+            drift=drift,
+        )
 
     def _make_statistics(self) -> Statistics:
         return Statistics(

@@ -6,6 +6,8 @@ With z the weights last agreed, m the mean of the replicas' and d = z − m. Eve
 so nothing more is sent. Batch-norm statistics and the replicas' own momentum are the mean and no more. With period 1 and no inner
 momentum, d is the mean gradient times the rate, so these are large-batch optimisers too, whose scale is taken *after* the average:
 LARS in each replica divides by the norm of its own noisy gradient, which many replicas together do not have.
+
+Those whose steps do not shrink with d (`adam`, `trust`, `muon`) follow the schedule of the learning rate by its share of the peak.
 """
 
 from abc import ABC, abstractmethod
@@ -31,13 +33,13 @@ _QUINTIC: Final = (
 class OuterStep(ABC):
     """Moves the agreed weights `last` along a change, in place; `velocity` and what else it remembers is the same on every rank."""
 
-    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float) -> None:
-        self.rate, self.momentum = rate, momentum
+    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, peak: float) -> None:
+        self.rate, self.momentum, self.peak = rate, momentum, peak
         self.velocity = torch.zeros_like(weights)
 
     @abstractmethod
     def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
-        """Make the step. `rate` is that of the replicas at the sync; `change` may be overwritten."""
+        """Make the step. `rate` is that of the replicas at the sync, at most `peak`; `change` may be overwritten."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint must keep."""
@@ -71,8 +73,8 @@ class Adam(OuterStep):
     _SQUARES: Final = 0.99
     _LEAST: Final = 1e-8
 
-    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float) -> None:
-        super().__init__(weights, rate=rate, momentum=momentum)
+    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, peak: float) -> None:
+        super().__init__(weights, rate=rate, momentum=momentum, peak=peak)
         self._squares, self._count = torch.zeros_like(weights), torch.zeros(1, dtype=weights.dtype)
 
     @override
@@ -82,7 +84,7 @@ class Adam(OuterStep):
         self.velocity.lerp_(change, 1 - self.momentum)
         self._squares.mul_(self._SQUARES).addcmul_(change, change, value=1 - self._SQUARES)
         size = (self._squares / (1 - self._SQUARES**number)).sqrt_().add_(self._LEAST)
-        last.addcdiv_(self.velocity, size, value=-self.rate / (1 - self.momentum**number))
+        last.addcdiv_(self.velocity, size, value=-self.rate * rate / self.peak / (1 - self.momentum**number))
 
     @override
     def state(self) -> dict[str, torch.Tensor]:
@@ -95,8 +97,8 @@ class _Relative(OuterStep):
     Matrices of one shape, or its transpose, go together.
     """
 
-    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, matrices: Sequence[Place]) -> None:
-        super().__init__(weights, rate=rate, momentum=momentum)
+    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, peak: float, matrices: Sequence[Place]) -> None:
+        super().__init__(weights, rate=rate, momentum=momentum, peak=peak)
         shapes: dict[tuple[int, ...], list[Place]] = defaultdict(list)
         for place in matrices:
             shapes[tuple(sorted((place.rows, place.columns)))].append(place)
@@ -109,7 +111,7 @@ class _Relative(OuterStep):
         for places in self._groups:
             weights, along = (torch.stack([place.of(tensor) for place in places]) for tensor in (last, change))
             along = self._direction(along)
-            along *= self.rate * _norms(weights) / _norms(along).clamp(min=1e-30)
+            along *= self.rate * rate / self.peak * _norms(weights) / _norms(along).clamp(min=1e-30)
             for place, matrix in zip(places, along, strict=True):
                 place.of(change).copy_(matrix)
         last.sub_(change)
@@ -156,14 +158,14 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     return x.to(matrices.dtype)
 
 
-def make_outer(kind: str, region: Region, *, rate: float, momentum: float) -> OuterStep:
-    """Build a step by its name in `sync.outer`."""
+def make_outer(kind: str, region: Region, *, rate: float, momentum: float, peak: float) -> OuterStep:
+    """Build a step by its name in `sync.outer`; `peak` is the highest rate of the replicas."""
     weights = region.agreed[region.weights]
     if kind in ("trust", "muon"):
         relative: type[_Relative] = Trust if kind == "trust" else Muon
-        return relative(weights, rate=rate, momentum=momentum, matrices=region.matrices)
+        return relative(weights, rate=rate, momentum=momentum, peak=peak, matrices=region.matrices)
     kinds: dict[str, type[OuterStep]] = {"slowmo": SlowMo, "nesterov": Nesterov, "adam": Adam}
-    return kinds[kind](weights, rate=rate, momentum=momentum)
+    return kinds[kind](weights, rate=rate, momentum=momentum, peak=peak)
 
 
 @final

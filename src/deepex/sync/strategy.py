@@ -1,6 +1,6 @@
 """A strategy at work: whose turn it is, with which share, and what happens at each sync.
 
-    strategy = make_strategy(config, region, comm=comm, crowd=crowd, deterministic=False)
+    strategy = make_strategy(config, region, comm=comm, crowd=crowd, deterministic=False, peak_rate=0.1)
     for start, stop in strategy.plan(segments):
         for turn in strategy.turns(start, stop, number=0, whole=stop == steps, asked=asked, rate=rate):
             …steps turn.start to turn.stop of this rank's replica turn.index…
@@ -161,9 +161,19 @@ class Strategy:
 
 
 def make_strategy(
-    config: SyncConfig, region: Region, *, comm: Communicator, crowd: Crowd, deterministic: bool, drift: Drift | None = None
+    config: SyncConfig,
+    region: Region,
+    *,
+    comm: Communicator,
+    crowd: Crowd,
+    deterministic: bool,
+    peak_rate: float,
+    drift: Drift | None = None,
 ) -> Strategy:
-    """Build what `config` says. Collective where it needs communicators of its own."""
+    """Build what `config` says, for replicas whose learning rate is at most `peak_rate`.
+
+    Collective where it needs communicators of its own.
+    """
     per_rank = crowd.replicas // comm.size
     fixed = deterministic and crowd.replicas > 1
     make = partial(make_total, deterministic=fixed, zeros=comm.zeros)
@@ -173,7 +183,7 @@ def make_strategy(
     agreement = _make_agreement(config, region, comm, crowd.replicas, make, fixed=fixed)
     if config.outer != "none" and crowd.replicas > 1:
         rate, momentum = config.outer_step
-        agreement = Outer(agreement, make_outer(config.outer, region, rate=rate, momentum=momentum))
+        agreement = Outer(agreement, make_outer(config.outer, region, rate=rate, momentum=momentum, peak=peak_rate))
     return Strategy(agreement, comm, crowd, drift, near)
 
 
