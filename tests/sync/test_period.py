@@ -99,41 +99,80 @@ def auto(**keys: Any) -> Auto:
     return rule
 
 
-def test_auto_keeps_communication_below_its_share() -> None:
-    rule = auto(share=0.1)
-    rule.measured(step_seconds=1.0, sync_seconds=1.0)
-    assert plan(rule, 0, 18) == [9, 9], "9 steps and 1 sync: a tenth"
-    assert "a sync takes 1 steps" in rule.reason
-    rule.learn(seen(sync_seconds=3.0, drift=1.0))
-    assert plan(rule, 1, 54) == [27, 27], "also where drift would have it shorter"
+def least_time(cost: float, drift: float, tolerance: float = 0.12) -> int:
+    """The period of the least expected time, with what replicas drift in one step."""
+    times = [(1 + cost / period) * (1 + (drift / tolerance) ** 2 * period**1.5) for period in range(1, 257)]
+    return times.index(min(times)) + 1
 
 
-def test_auto_grows_while_drift_is_small_and_shrinks_when_it_grows() -> None:
-    rule = auto(longest=64)
-    lengths = []
-    for _ in range(8):
-        rule.learn(seen(drift=1e-5, sync_seconds=0.0, steps=64, syncs=64 // plan(rule, 0, 64)[0]))
-        lengths.append(plan(rule, 0, 64)[0])
-    assert lengths == [2, 4, 8, 16, 32, 64, 64, 64]
-    rule.learn(seen(drift=1e-3, sync_seconds=0.0, steps=64, syncs=1))
-    assert plan(rule, 0, 64)[0] == 32, "the guard"
-    assert "drift grew" in rule.reason
-    rule.learn(seen(drift=0.04, sync_seconds=0.0, steps=64, syncs=2))
-    assert plan(rule, 0, 64)[0] <= 2, "H (tolerance / drift)²"
+def learnt(rule: Auto, drift: float, cost: float) -> int:
+    """The period after an epoch with the one that the rule had, and replicas that drift so much in one step."""
+    period = plan(rule, 0, 1000)[0]
+    rule.learn(seen(drift=drift * period**0.75, sync_seconds=cost, steps=1000, syncs=1000 / period))
+    return plan(rule, 0, 1000)[0]
 
 
-def test_auto_shortens_when_the_validation_gap_grows() -> None:
+@pytest.mark.parametrize(("cost", "drift"), [(0.1, 0.01), (1.0, 0.01), (10.0, 0.01), (10.0, 0.002), (10.0, 0.1), (100.0, 0.02)])
+def test_auto_comes_to_the_period_of_the_least_expected_time(cost: float, drift: float) -> None:
     rule = auto()
-    keys = {"drift": 1e-5, "sync_seconds": 0.0, "steps": 64, "syncs": 4}
-    rule.learn(seen(loss=1.0, validation_loss=1.1, **keys))
-    rule.learn(seen(loss=1.0, validation_loss=1.1, **keys))
-    before = plan(rule, 0, 64)[0]
-    rule.learn(seen(loss=0.9, validation_loss=1.3, **keys))
-    assert plan(rule, 0, 64)[0] <= max(before, 8)
-    assert "gap grew" in rule.reason
-    again = auto()
+    rule.measured(step_seconds=2.0, sync_seconds=2 * cost)
+    assert plan(rule, 0, 1000)[0] == least_time(cost, 0.01), "drift is not known yet"
+    assert f"a sync took {cost:.2g} steps" in rule.reason
+    for _ in range(4):
+        found = learnt(rule, drift, cost)
+    assert found == least_time(cost, drift)
+    assert f"a sync takes {cost:.2g} steps and drift in {found} steps is" in rule.reason
+
+
+def test_auto_with_a_cost_that_is_given_looks_at_no_clock() -> None:
+    rule = auto(cost=10.0)
+    assert not rule.wants_times
+    assert auto().wants_times
+    assert plan(rule, 0, 1000)[0] == least_time(10.0, 0.01)
+    rule.learn(seen(drift=0.01, step_seconds=0.0, sync_seconds=0.0, steps=100, syncs=100))
+    assert "a sync takes 10 steps" in rule.reason
+    blind = auto()
+    blind.learn(seen(drift=0.01, step_seconds=0.0, sync_seconds=0.0))
+    assert plan(blind, 0, 3) == [1, 1, 1]
+    assert "times are not looked at" in blind.reason
+
+
+def test_auto_lets_a_tolerance_decide_how_much_drift_is_much() -> None:
+    assert plan(auto(cost=10.0, tolerance=0.03), 0, 100)[0] == least_time(10.0, 0.01, 0.03) < least_time(10.0, 0.01)
+
+
+def test_auto_grows_no_faster_than_twofold() -> None:
+    rule = auto(longest=64)
+    assert [learnt(rule, 1e-6, 100.0) for _ in range(7)] == [2, 4, 8, 16, 32, 64, 64]
+
+
+def test_auto_halves_the_period_when_drift_grows() -> None:
+    rule = auto(cost=1e4)
+    for _ in range(4):
+        before = learnt(rule, 0.01, 1e4)
+    assert before == least_time(1e4, 0.01)
+    assert learnt(rule, 0.016, 1e4) == before // 2 < least_time(1e4, 0.016)
+    assert "; drift grew, so the period is halved" in rule.reason
+    assert learnt(rule, 0.016, 1e4) == least_time(1e4, 0.016), "and it may grow again"
+    assert learnt(rule, 0.016 * 1.4, 1e4) == least_time(1e4, 0.016 * 1.4), "a little more is no alarm"
+    assert "grew" not in rule.reason
+
+
+def test_auto_halves_the_period_when_the_gap_to_validation_grows() -> None:
+    rule = auto(cost=10.0)
+    keys = {"drift": 0.01, "steps": 64, "syncs": 4}
+    for gap in (0.1, 0.1, 0.3, 0.4, -0.5):  # by less than a quarter of the loss each time, or not at all
+        rule.learn(seen(loss=1.0, validation_loss=1.0 + gap, **keys))
+        assert "grew" not in rule.reason
+    rule.learn(seen(loss=1.0, validation_loss=1.3, **keys))
+    assert plan(rule, 0, 64)[0] == 8
+    assert "; the gap to validation grew" in rule.reason
+    again = auto(cost=10.0)
     again.restore(json.loads(json.dumps(rule.state)))
     assert (again.reason, plan(again, 0, 64)) == (rule.reason, plan(rule, 0, 64))
+    for one in (rule, again):
+        one.learn(seen(loss=1.0, validation_loss=1.5, **keys))
+    assert (again.reason, plan(again, 0, 64)) == (rule.reason, plan(rule, 0, 64)), "what came before is known too"
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10), st.floats(-5, 5)), max_size=6), st.integers(1, 300))

@@ -177,7 +177,8 @@ def test_ranks_do_not_matter(way: str, on_ranks: dict[str, dict[str, Any]]) -> N
         ({"strategy": "gradients", "period": "auto"}, "gradients are averaged at every step"),
         ({"parts": 0}, r"sync\.parts is 0"),
         ({"elasticity": 1.5}, r"sync\.elasticity is 1.5"),
-        ({"share": 1.0}, r"sync\.share is 1.0"),
+        ({"tolerance": 0.0}, r"sync\.tolerance is 0.0"),
+        ({"cost": -1.0}, r"sync\.cost is -1.0"),
     ],
 )
 def test_what_does_not_go_together(keys: dict[str, Any], match: str) -> None:

@@ -118,7 +118,7 @@ class Learner:
     def try_times(self) -> None:
         """Measure a sync and a step for a rule that wants to know, on momentum, which is zero before the first. Collective."""
         rule, momentum = self.rule, self.arena.momentum
-        if not isinstance(rule, Auto) or self._job.replicas == 1 or self._job.config.deterministic:
+        if not isinstance(rule, Auto) or not rule.wants_times or self._job.replicas == 1 or self._job.config.deterministic:
             return
         seconds = []
         for _ in range(_TRIALS):

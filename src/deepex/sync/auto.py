@@ -1,14 +1,20 @@
-"""A period that is chosen from what is measured: how long a sync and a step take, and how far replicas drift apart.
+"""A period that is chosen from what is measured: how many steps a sync takes, and how far replicas drift apart.
 
-    rule = Auto(share=0.1, longest=256)
-    rule.learn(seen); rule.reason       # "auto: 8; a sync takes 3.1 steps, …"
+    rule = Auto(tolerance=0.12, longest=256)
+    rule.learn(seen); rule.reason       # "auto: 8, because a sync takes 3.1 steps and drift in 4 steps is 0.03 of the weights"
 
-H = clip(max(H_sys, H_alg), 1, H_max):
-- H_sys = ⌈S·(1−e) / (e·Y)⌉ is the shortest period that keeps communication below a share e of the time, from the measured seconds
-  of a sync, S, and of a step, Y.
-- H_alg is the longest at which replicas stay close enough to be averaged: drift grows with the root of the period while noise
-  leads, so H_alg = H · (tolerance / drift)². Longer than H_sys gains time; it costs learning only where drift is large.
-A guard halves the bound on H_alg when drift, or the gap between validation and training loss, has grown, and lets it grow again.
+The period is the one with which learning is expected to take the least time, which is the product of two factors:
+
+    time(H) ∝ (1 + cost / H) · (1 + (drift(H) / tolerance)²)
+
+- The first is the time of an epoch: a sync takes as long as `cost` steps, and each step bears 1/H of it.
+- The second is the number of epochs: replicas that are `tolerance` of the weights' norm apart when they meet need twice as many.
+  The square is what the second order of a loss makes of a distance; that it holds, and the usual tolerance, were found by sweeps
+  over fixed periods (benchmarks/periods.py), on workloads that are not those on which the rule was judged.
+- Drift grows with H^¾: with the root where noise leads, in proportion while momentum builds up.
+
+Without bounds from theory there is a guard: if drift, or the gap between validation and training loss, grows by much, the period is
+halved, whatever the times say, and may double again from epoch to epoch.
 """
 
 import math
@@ -18,21 +24,25 @@ from typing_extensions import override
 
 from deepex.sync.period import PeriodRule, Rate, Seen
 
-_TOLERANCE: Final = 0.01  # of the mean's norm
-_GROWTH: Final = 2.0  # from one epoch to the next at most
+_EXPONENT: Final = 0.75  # of drift over the period
+_FIRST_DRIFT: Final = 0.01  # in one step, of the weights' norm, until it has been measured
+_GROWTH: Final = 2.0  # of the period, from one epoch to the next at most
+_DRIFT_ALARM: Final = 1.5  # times the last epoch's
+_GAP_ALARM: Final = 0.25  # of the training loss
 _NO_TIME: Final = 1e-9  # seconds
-_ALARM: Final = 1.5  # drift or gap that is so many times the last one's shortens the period
 
 
 @final
 class Auto(PeriodRule):
-    """Begins with `first` steps, measured before the run where that is possible, and learns from each epoch."""
+    """Begins from a `cost` that is given or tried before the first epoch, and learns from each epoch."""
 
-    def __init__(self, *, share: float, longest: int) -> None:
-        self._share, self._longest = share, longest
-        self._period, self._reason = 1, "auto: nothing has been measured yet"
+    def __init__(self, *, tolerance: float, longest: int, cost: float = 0.0) -> None:
+        self._tolerance, self._longest, self._cost = tolerance, longest, cost
+        self._period, self._reason = 1, "auto: 1, because nothing has been measured yet"
         self._bound = float(longest)
         self._before: dict[str, float] = {}
+        if cost:
+            self._begin(cost, "sync.cost says that a sync takes")
 
     @property
     @override
@@ -57,40 +67,55 @@ class Auto(PeriodRule):
     def next_sync(self, step: int, steps: int) -> int:
         return min(step + self._period, steps)
 
+    @property
+    def wants_times(self) -> bool:
+        """Whether a trial before the first epoch would help."""
+        return not self._cost
+
     def measured(self, *, step_seconds: float, sync_seconds: float) -> None:
         """Hear of times measured before the first epoch."""
-        system = self._system(step_seconds, sync_seconds)
-        self._period = min(system, self._longest)
-        self._reason = f"auto: {self._period}; {self._steps(step_seconds, sync_seconds)}, tried before the first epoch"
+        self._begin(self._ratio(step_seconds, sync_seconds), "before the first epoch a sync took")
 
     @override
     def learn(self, seen: Seen) -> None:
-        system = self._system(seen.step_seconds, seen.sync_seconds)
-        learnt = seen.period * (_TOLERANCE / max(seen.drift, 1e-9)) ** 2
+        cost = self._cost or self._ratio(seen.step_seconds, seen.sync_seconds)
         alarm = self._alarm(seen)
         self._bound = max(1.0, min(self._bound, seen.period) / 2) if alarm else min(self._bound * _GROWTH, self._longest)
-        algorithm = max(1.0, min(learnt, self._bound, self._period * _GROWTH))
-        self._period = max(1, min(max(system, math.floor(algorithm)), self._longest))
-        self._reason = (
-            f"auto: {self._period}; {self._steps(seen.step_seconds, seen.sync_seconds)}, so at least {system}; "
-            f"drift is {seen.drift:.2g} of the weights, so up to {algorithm:.3g}{alarm}"
-        )
+        wanted = self._best(cost, seen.drift / seen.period**_EXPONENT)
+        self._period = max(1, min(wanted, math.floor(self._bound), math.ceil(seen.period * _GROWTH)))
+        times = f"a sync takes {cost:.2g} steps" if self._cost or seen.step_seconds > _NO_TIME else "times are not looked at"
+        held = f", which would be {wanted}" if wanted != self._period else ""
+        drift = f"drift in {seen.period:.3g} steps is {seen.drift:.2g} of the weights"
+        self._reason = f"auto: {self._period}, because {times} and {drift}{held}{alarm}"
 
-    def _system(self, step_seconds: float, sync_seconds: float) -> int:
-        if step_seconds <= _NO_TIME:
-            return 1
-        if sync_seconds > self._longest * step_seconds:
-            return self._longest
-        return max(1, math.ceil(sync_seconds * (1 - self._share) / (self._share * step_seconds)))
+    def _begin(self, cost: float, words: str) -> None:
+        self._period = self._best(cost, _FIRST_DRIFT)
+        self._reason = f"auto: {self._period}, because {words} {cost:.2g} steps"
 
-    @staticmethod
-    def _steps(step_seconds: float, sync_seconds: float) -> str:
-        return f"a sync takes {sync_seconds / step_seconds:.2g} steps" if step_seconds > _NO_TIME else "times are not looked at"
+    def _best(self, cost: float, drift: float) -> int:
+        """The period of the least time, with what replicas drift in one step."""
+
+        def time(period: float) -> float:
+            return (1 + cost / period) * (1 + (drift * math.pow(period, _EXPONENT) / self._tolerance) ** 2)
+
+        return min(range(1, self._longest + 1), key=time)
+
+    def _ratio(self, step_seconds: float, sync_seconds: float) -> float:
+        """How many steps a sync takes; beyond `longest`² more makes no difference, and no steps have no time."""
+        return min(sync_seconds / step_seconds, float(self._longest) ** 2) if step_seconds > _NO_TIME else 0.0
 
     def _alarm(self, seen: Seen) -> str:
         """What has grown since the last epoch, in words; empty if nothing has."""
-        gap = seen.validation_loss - seen.loss if seen.validation_loss is not None else None
-        now = {"drift": seen.drift / math.sqrt(seen.period)} | ({"gap": gap} if gap is not None else {})
-        grown = [name for name, value in now.items() if name in self._before and value > _ALARM * abs(self._before[name]) > 0]
+        gap = max(seen.validation_loss - seen.loss, 0.0) if seen.validation_loss is not None else 0.0
+        now = {"drift": seen.drift / seen.period**_EXPONENT, "gap": gap}
+        before = self._before or now
+        grown = [
+            name
+            for name, has in (
+                ("drift", now["drift"] > _DRIFT_ALARM * before["drift"] > 0),
+                ("the gap to validation", gap - before["gap"] > _GAP_ALARM * abs(seen.loss)),
+            )
+            if has
+        ]
         self._before = now
-        return f"; {' and '.join(grown)} grew, so the period is shortened" if grown else ""
+        return f"; {' and '.join(grown)} grew, so the period is halved" if grown else ""

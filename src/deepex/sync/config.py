@@ -30,7 +30,9 @@ class SyncConfig:
     `period`: steps between two syncs, `epoch`, `4 per epoch`, `1 until 5 then 16` (of epochs: post-local SGD), or a rule:
     `adacomm`, `qsr`, `auto`. The end of an epoch always syncs: validation, checkpoints and the rules that end a run need weights
     that all replicas share. Left out, it is `epoch`, and 1 for gradients. `base` is the period with which adacomm begins, and the
-    shortest of qsr; `alpha` is qsr's; auto keeps communication below `share` of the time, and no period above `longest`.
+    shortest of qsr; `alpha` is qsr's. For auto, `tolerance` is the drift, as a share of the weights' norm, with which learning
+    takes twice as many epochs, `longest` the longest period, and `cost` how many steps a sync takes (0: it is measured, but not in
+    a deterministic run, which must not follow a clock).
     `momentum`, at a sync of weights: `average` it like the weights (twice the bytes, and afterwards the replicas are equal in every
     respect), `reset` it to zero, or keep it `local` to each replica.
     `outer`: an optimiser over syncs, `slowmo`, `nesterov` (DiLoCo's), `adam`, `trust` (each tensor moves by `outer_rate` of its
@@ -42,8 +44,9 @@ class SyncConfig:
     period: int | str | None = None
     base: int = 16
     alpha: float = 0.02
-    share: float = 0.1
+    tolerance: float = 0.12
     longest: int = 256
+    cost: float = 0.0
     momentum: Literal["average", "reset", "local"] = "average"
     outer: Literal["none", "slowmo", "nesterov", "adam", "trust", "muon"] = "none"
     outer_rate: float = 0.0
@@ -61,8 +64,9 @@ class SyncConfig:
         rules = (
             ("base", self.base >= 1, "at least 1"),
             ("alpha", self.alpha > 0, "above 0"),
-            ("share", 0 < self.share < 1, "above 0 and below 1, a share of the time"),
+            ("tolerance", self.tolerance > 0, "above 0, a share of the weights' norm"),
             ("longest", self.longest >= 1, "at least 1"),
+            ("cost", self.cost >= 0, "at least 0, in steps (0: it is measured)"),
             ("outer_rate", self.outer_rate >= 0, "at least 0 (0: the usual one)"),
             ("outer_momentum", 0 <= self.outer_momentum < 1, "at least 0 (0: the usual one) and below 1"),
             ("group", self.group >= 0, "at least 0 (0: the replicas of a node)"),
@@ -96,7 +100,9 @@ class SyncConfig:
         """The rule for the period, which has seen nothing yet."""
         usual: int | str = {"gradients": 1, "auto": "auto"}.get(self.strategy, "epoch")  # type: ignore[assignment]
         period = usual if self.period is None else self.period
-        return parse_period(period, base=self.base, alpha=self.alpha, share=self.share, longest=self.longest)
+        return parse_period(
+            period, base=self.base, alpha=self.alpha, tolerance=self.tolerance, longest=self.longest, cost=self.cost
+        )
 
     @property
     def overlaps(self) -> bool:

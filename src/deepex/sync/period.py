@@ -212,13 +212,15 @@ class Quadratic(PeriodRule):
         return min(step + self._period(step), steps)
 
 
-def parse_period(period: int | str, *, base: int = 16, alpha: float = 0.02, share: float = 0.1, longest: int = 256) -> PeriodRule:
+def parse_period(
+    period: int | str, *, base: int = 16, alpha: float = 0.02, tolerance: float = 0.12, longest: int = 256, cost: float = 0.0
+) -> PeriodRule:
     """Read a period as a person writes it: 16, "epoch", "4 per epoch" (or "4/epoch"), "1 until 5 then 16", or a rule's name."""
     named: dict[object, Callable[[], PeriodRule]] = {
         "epoch": lambda: PerEpoch(1),
         "adacomm": lambda: AdaComm(base),
         "qsr": lambda: Quadratic(base, alpha),
-        "auto": lambda: _auto(share, longest),
+        "auto": lambda: _auto(tolerance, longest, cost),
     }
 
     def parse(text: str) -> PeriodRule | None:
@@ -238,10 +240,10 @@ def parse_period(period: int | str, *, base: int = 16, alpha: float = 0.02, shar
     return rule
 
 
-def _auto(share: float, longest: int) -> PeriodRule:
+def _auto(tolerance: float, longest: int, cost: float) -> PeriodRule:
     from deepex.sync.auto import Auto
 
-    return Auto(share=share, longest=longest)
+    return Auto(tolerance=tolerance, longest=longest, cost=cost)
 
 
 def segments(rule: PeriodRule, start: int, steps: int) -> list[tuple[int, int]]:
