@@ -1,6 +1,6 @@
 """A period that is chosen from what is measured: how many steps a sync takes, and how far replicas drift apart.
 
-    rule = Auto(tolerance=0.12, longest=256)
+    rule = Auto(tolerance=0.15, longest=256)
     rule.learn(seen); rule.reason       # "auto: 8, because a sync takes 3.1 steps and drift in 4 steps is 0.03 of the weights"
 
 The period is the one with which learning is expected to take the least time, which is the product of two factors:
@@ -26,7 +26,7 @@ from deepex.sync.period import PeriodRule, Rate, Seen
 
 _EXPONENT: Final = 0.75  # of drift over the period
 _FIRST_DRIFT: Final = 0.01  # in one step, of the weights' norm, until it has been measured
-_GROWTH: Final = 2.0  # of the period, from one epoch to the next at most
+_GROWTH: Final = 2  # of the period, from one epoch to the next at most
 _DRIFT_ALARM: Final = 1.5  # times the last epoch's
 _GAP_ALARM: Final = 0.25  # of the training loss
 _NO_TIME: Final = 1e-9  # seconds
@@ -39,7 +39,7 @@ class Auto(PeriodRule):
     def __init__(self, *, tolerance: float, longest: int, cost: float = 0.0) -> None:
         self._tolerance, self._longest, self._cost = tolerance, longest, cost
         self._period, self._reason = 1, "auto: 1, because nothing has been measured yet"
-        self._bound = float(longest)
+        self._bound = longest
         self._before: dict[str, float] = {}
         if cost:
             self._begin(cost, "sync.cost says that a sync takes")
@@ -57,7 +57,7 @@ class Auto(PeriodRule):
     @override
     def restore(self, state: dict[str, Any]) -> None:
         self._period, self._reason = int(state.get("period", 1)), str(state.get("reason", self._reason))
-        self._bound, self._before = float(state.get("bound", self._longest)), dict(state.get("before", {}))
+        self._bound, self._before = int(state.get("bound", self._longest)), dict(state.get("before", {}))
 
     @override
     def begin_epoch(self, epoch: int, rate: Rate) -> None:
@@ -79,10 +79,10 @@ class Auto(PeriodRule):
     @override
     def learn(self, seen: Seen) -> None:
         cost = self._cost or self._ratio(seen.step_seconds, seen.sync_seconds)
-        alarm = self._alarm(seen)
-        self._bound = max(1.0, min(self._bound, seen.period) / 2) if alarm else min(self._bound * _GROWTH, self._longest)
+        alarm, had = self._alarm(seen), min(self._period, seen.steps)
+        self._bound = max(1, min(self._bound, had) // 2) if alarm else min(self._bound * _GROWTH, self._longest)
         wanted = self._best(cost, seen.drift / seen.period**_EXPONENT)
-        self._period = max(1, min(wanted, math.floor(self._bound), math.ceil(seen.period * _GROWTH)))
+        self._period = min(wanted, self._bound, had * _GROWTH)
         times = f"a sync takes {cost:.2g} steps" if self._cost or seen.step_seconds > _NO_TIME else "times are not looked at"
         held = f", which would be {wanted}" if wanted != self._period else ""
         drift = f"drift in {seen.period:.3g} steps is {seen.drift:.2g} of the weights"
