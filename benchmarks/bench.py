@@ -117,7 +117,7 @@ def random_data(shape: tuple[int, int, int], classes: int, count: int) -> tuple[
     return images, labels, str(folder / "packed")
 
 
-def write_record(name: str, result: dict[str, Any], *, keep: bool, folder: str = "") -> None:
+def write_record(name: str, result: dict[str, Any], *, keep: bool, folder: str = "", quiet: bool = False) -> None:
     """Write the result with machine, versions and commit; `keep` puts it among the published records, in `folder` there."""
     from deepex.machine import describe
 
@@ -132,7 +132,8 @@ def write_record(name: str, result: dict[str, Any], *, keep: bool, folder: str =
     record["machine"].pop("file_system", None)
     path = where / f"{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"record: {path}")
+    if not quiet:
+        print(f"record: {path}")
 
 
 def on_two_ranks(description: str, work: Callable[..., None], *, repeats: int) -> None:

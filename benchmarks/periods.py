@@ -1,0 +1,330 @@
+"""Which period: what learning loses, and time gains, when replicas meet more rarely; and whether `auto` finds the best one.
+
+    python benchmarks/periods.py --jobs 2                  # all trials that the record does not hold yet, tables and plot
+    python benchmarks/periods.py --only lenet,frontier     # of some workloads
+    python benchmarks/periods.py --show                    # tables and plot, from the record
+
+Replicas are exact (trials.py), so the epochs to a target are those of as many devices. The time of an epoch follows from how many
+steps a sync takes, the `cost`, which is stated and not measured: 1 + cost · syncs / steps, in units of an epoch that never syncs.
+`auto` is told the cost (sync.cost) and nothing else. What a sync costs with other strategies: `streaming` sends one of four parts
+at a time, except at the end of an epoch; `background` has half a period to hide it in, except there.
+
+- A rate is tuned for each workload first, at period 4, and is then the same in all its trials.
+- The target is a validation loss, of the mean of the replicas: of the way from that after the first epoch with period 1 to the
+  least of any fixed period, 70 % and 85 %. Between the ends of two epochs the loss is taken to fall in a straight line.
+- Judged: the time of `auto` to the target over that of the best fixed period, which is picked with hindsight from the same trials,
+  so that chance is on its side. The workloads `mlp` and `lenet` served to find the rule and its tolerance; the others did not.
+- Frontier: speedup per epoch, R / (1 + cost · syncs / steps), against epochs to the target, over periods, rules and strategies,
+  with a cosine schedule, since QSR follows the rate.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import bench
+import trials as runs
+from trials import Epoch, Trial
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PERIODS: Final = (1, 2, 4, 8, 16, 32, "epoch")
+COSTS: Final = (3.0, 30.0)  # of a sync, in steps
+SHARES: Final = (0.3, 0.15)  # of the way to the least loss, left
+TUNED_AT: Final = 4
+BAR: Final = 1.1
+STRATEGIES: Final[dict[str, dict[str, Any]]] = {
+    "weights": {},
+    "slowmo": {"sync.outer": "slowmo"},
+    "nesterov": {"sync.outer": "nesterov"},
+    "elastic": {"sync.strategy": "elastic"},
+    "streaming": {"sync.strategy": "streaming"},
+    "background": {"sync.strategy": "background"},
+}
+FRONTIER_PERIODS: Final = (1, 2, 4, 8, 16, "epoch", "adacomm", "qsr", "auto")
+FRONTIER_COST: Final = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is learnt; `rates` are tried. `role`: `tuned` (the rule was found on it), `judged` or `frontier`."""
+
+    role: str
+    recipe: str
+    net: str
+    replicas: int
+    batch: int
+    epochs: int
+    rates: tuple[float, ...]
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+def _on_fashion(role: str, net: str, *rates: float, replicas: int, batch: int, epochs: int = 12, **changes: Any) -> Workload:
+    return Workload(
+        role=role, recipe="fashion", net=net, replicas=replicas, batch=batch, epochs=epochs, rates=rates, changes=changes
+    )
+
+
+WORKLOADS: Final = {
+    "mlp": _on_fashion("tuned", "periods:mlp", 0.02, 0.05, 0.1, replicas=16, batch=8),
+    "lenet": _on_fashion("tuned", "lenet-caffe", 0.01, 0.03, 0.1, replicas=8, batch=16),
+    "convnet": _on_fashion("judged", "convnet", 0.003, 0.01, 0.03, replicas=8, batch=16, epochs=10),
+    "batch-norm": _on_fashion("judged", "periods:normed", 0.01, 0.03, 0.1, replicas=16, batch=8),
+    "pf": Workload(role="judged", recipe="pf-small", net="cvae", replicas=8, batch=32, epochs=8, rates=(1e-4, 3e-4, 1e-3)),
+    "diffraction": Workload(
+        role="judged", recipe="atomai-small", net="periods:mlp", replicas=4, batch=8, epochs=16, rates=(0.003, 0.01, 0.03)
+    ),
+    "frontier": _on_fashion(
+        "frontier", "lenet", 0.01, 0.03, 0.1, replicas=16, batch=8, **{"optim.schedule": "cosine", "optim.final": 0.1}
+    ),
+}
+
+
+def mlp(*, channels: int, size: tuple[int, int], classes: int) -> "nn.Module":
+    """Two hidden layers of 128."""
+    from torch import nn
+
+    inputs = channels * size[0] * size[1]
+    hidden = [nn.Linear(inputs, 128), nn.ReLU(inplace=True), nn.Linear(128, 128), nn.ReLU(inplace=True)]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(128, classes))
+
+
+def normed(*, channels: int, size: tuple[int, int], classes: int) -> "nn.Module":
+    """Two convolutions with batch norm and two dense layers."""
+    from torch import nn
+
+    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
+        layers = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)]
+        return [*layers, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+
+    dense = [nn.Linear(16 * (size[0] // 4) * (size[1] // 4), 64), nn.ReLU(inplace=True), nn.Linear(64, classes)]
+    return nn.Sequential(*convolution(channels, 8), *convolution(8, 16), nn.Flatten(), *dense)
+
+
+# What is run.
+
+
+def trial(workload: str, name: str, seed: int, **changes: Any) -> Trial:
+    """A trial of a workload."""
+    task = WORKLOADS[workload]
+    usual = {"threads": 1, "layout": "channels_last", "sync.period": TUNED_AT}
+    own = {"net": task.net, "replicas": task.replicas, "batch": task.batch, "epochs": task.epochs, **task.changes}
+    return Trial(workload=workload, name=name, seed=seed, recipe=task.recipe, measure="loss", changes={**usual, **own, **changes})
+
+
+def tuning(workload: str) -> list[Trial]:
+    """One trial for each rate."""
+    return [trial(workload, f"rate {rate:g}", 1, **{"optim.rate": rate}) for rate in WORKLOADS[workload].rates]
+
+
+def tuned_rate(workload: str, found: Iterable[Trial]) -> float:
+    """The rate with which the least validation loss was reached; that of the trials that are there."""
+    losses = {
+        one.changes["optim.rate"]: min(epoch.validation for epoch in one.epochs)
+        for one in found
+        if one.workload == workload and one.name.startswith("rate ") and one.epochs and not one.note
+    }
+    return float(min(losses, key=lambda rate: losses[rate]))
+
+
+def sweep(workload: str, rate: float, seeds: Sequence[int]) -> list[Trial]:
+    """All periods, and `auto`, or all points of the frontier, at one rate."""
+    fixed: dict[str, Any] = {"optim.rate": rate}
+    if WORKLOADS[workload].role == "frontier":
+        rules = {"sync.base": TUNED_AT, "sync.alpha": rate * math.sqrt(TUNED_AT), "sync.cost": FRONTIER_COST}
+        return [
+            trial(workload, f"{name} {period}", seed, **fixed, **rules, **strategy, **{"sync.period": period})
+            for seed, (name, strategy), period in itertools.product(seeds, STRATEGIES.items(), FRONTIER_PERIODS)
+        ]
+    asked = [(f"weights {period}", {"sync.period": period}) for period in PERIODS]
+    asked += [(f"auto at {cost:g}", {"sync.period": "auto", "sync.cost": cost}) for cost in COSTS]
+    return [trial(workload, name, seed, **fixed, **changes) for seed, (name, changes) in itertools.product(seeds, asked)]
+
+
+# What follows from it.
+
+
+def sync_costs(one: Trial, epoch: Epoch, cost: float) -> float:
+    """What the syncs of an epoch cost, in steps."""
+    strategy = one.changes.get("sync.strategy", "weights")
+    if strategy == "streaming":
+        return cost / 4 * (epoch.syncs - 1) + cost
+    if strategy == "background":
+        return max(0.0, cost - epoch.steps / epoch.syncs / 2) * (epoch.syncs - 1) + cost
+    return cost * epoch.syncs
+
+
+def reached(one: Trial, target: float, cost: float) -> tuple[float, float]:
+    """The epochs, and the time in epochs without syncs, until the validation loss is at most `target`; infinite if it never is."""
+    epochs = time = 0.0
+    before = math.inf
+    for epoch in one.epochs:
+        seconds = 1 + sync_costs(one, epoch, cost) / epoch.steps
+        if epoch.validation <= target:
+            part = (before - target) / (before - epoch.validation) if math.isfinite(before) else 1.0
+            return epochs + part, time + part * seconds
+        epochs, time, before = epochs + 1, time + seconds, min(before, epoch.validation)
+    return math.inf, math.inf
+
+
+def mean_to(some: Sequence[Trial], target: float, cost: float) -> tuple[float, float]:
+    """Epochs and time to the target, the mean over seeds."""
+    each = [reached(one, target, cost) for one in some]
+    return statistics.mean(epochs for epochs, _ in each), statistics.mean(time for _, time in each)
+
+
+def settings(workload: str, found: Iterable[Trial], kind: str = "") -> dict[str, list[Trial]]:
+    """The trials of each name that begins with `kind`, ordered by seed; without those that tuned the rate."""
+    some: dict[str, list[Trial]] = {}
+    for one in sorted(found, key=lambda one: one.seed):
+        if one.workload == workload and one.name.startswith(kind) and not one.name.startswith("rate "):
+            some.setdefault(one.name, []).append(one)
+    return some
+
+
+def targets(fixed: dict[str, list[Trial]]) -> list[float]:
+    """The losses to be reached."""
+    first = statistics.mean(one.epochs[0].validation for one in fixed["weights 1"])
+    least = min(
+        statistics.mean(epoch.validation for epoch in epochs)
+        for some in fixed.values()
+        for epochs in zip(*(one.epochs for one in some), strict=False)
+    )
+    return [least + share * (first - least) for share in SHARES]
+
+
+def judged(workload: str, found: Sequence[Trial]) -> list[list[object]]:
+    """For each cost and target: the best fixed period, and what `auto` took of its time."""
+    fixed = settings(workload, found, "weights ")
+    rows: list[list[object]] = []
+    for cost, (share, target) in itertools.product(COSTS, zip(SHARES, targets(fixed), strict=True)):
+        autos = settings(workload, found, "auto ")[f"auto at {cost:g}"]
+        times = {name: mean_to(some, target, cost)[1] for name, some in fixed.items()}
+        best = min(times, key=lambda name: times[name])
+        mine = mean_to(autos, target, cost)[1]
+        each = [
+            reached(one, target, cost)[1] / reached(base, target, cost)[1] for one, base in zip(autos, fixed[best], strict=True)
+        ]
+        near = " ".join(f"{name.split()[1]}:{time / times[best]:.2f}" for name, time in times.items())
+        chosen = [round(epoch.steps / epoch.syncs) for epoch in autos[0].epochs]
+        cells = [workload, f"{cost:g}", f"{1 - share:.0%}", best.split()[1], f"{times[best]:.2f}", f"{mine:.2f}"]
+        rows.append([*cells, f"{mine / times[best]:.2f} ({min(each):.2f}-{max(each):.2f})", f"{min(chosen)}-{max(chosen)}", near])
+    return rows
+
+
+def overall(workload: str, found: Sequence[Trial]) -> float:
+    """The time of `auto` over that of the best fixed period, the geometric mean over costs and targets."""
+    return statistics.geometric_mean(float(str(row[6]).split()[0]) for row in judged(workload, found))
+
+
+def frontier(found: Sequence[Trial]) -> list[list[object]]:
+    """For each strategy and period: epochs to the target, speedup per epoch, and both together."""
+    some = settings("frontier", found)
+    target = targets({name: each for name, each in some.items() if name.split()[1] in map(str, FRONTIER_PERIODS[:6])})[-1]
+    rows: list[list[object]] = []
+    for name, each in some.items():
+        epochs, time = mean_to(each, target, FRONTIER_COST)
+        replicas = each[0].replicas
+        speedup = replicas * epochs / time if math.isfinite(time) else math.nan
+        rows.append([*name.split(), epochs, speedup, replicas / time])
+    return rows
+
+
+def plot(rows: Sequence[Sequence[Any]], path: Path) -> None:
+    """Draw the frontier."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        sys.exit("the plot needs matplotlib: pip install matplotlib")
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.hashsalt": "deepex", "svg.fonttype": "none", "font.size": 8})
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for marker, strategy in zip("osv^DX", STRATEGIES, strict=True):
+        points = [row for row in rows if row[0] == strategy and math.isfinite(row[2])]
+        axes.scatter([row[2] for row in points], [row[3] for row in points], marker=marker, s=25, label=strategy)
+        for _, period, epochs, speedup, _ in points:
+            axes.annotate(period, (epochs, speedup), xytext=(3, 3), textcoords="offset points", fontsize=6)
+    ends = [row[2] for row in rows if math.isfinite(row[2])]
+    least, most = min(ends), max(ends)
+    best = max(row[4] for row in rows)
+    for share in (1.0, 0.75, 0.5, 0.25):
+        axes.plot([least, most], [share * best * least, share * best * most], color="0.8", linewidth=0.8, zorder=0)
+    axes.set(
+        xlabel="epochs to the target", ylabel="speedup per epoch", ylim=(0, 1.1 * max(row[3] for row in rows if row[3] == row[3]))
+    )
+    axes.set_title(f"steeper is better: learning speedup is proportional to the slope; a sync takes {FRONTIER_COST:g} steps")
+    axes.legend(loc="lower right")
+    figure.savefig(path, metadata={"Date": None})
+    print(f"plot: {path}")
+
+
+def report(found: Sequence[Trial], where: Path) -> None:
+    """Tables and plot of what there is."""
+    columns = ["workload", "a sync, steps", "of the way", "best fixed", "its time", "auto's"]
+    columns += ["ratio (of each seed)", "auto chose", "all over the best"]
+    done = [name for name, task in WORKLOADS.items() if task.role != "frontier" and settings(name, found, "auto ")]
+    for role in ("tuned", "judged"):
+        rows = [row for name in done if WORKLOADS[name].role == role for row in judged(name, found)]
+        if rows:
+            bench.print_table(f"`auto` against the best fixed period; workloads: {role}", columns, rows)
+    rows = [[name, WORKLOADS[name].role, f"{tuned_rate(name, found):g}", f"{overall(name, found):.2f}"] for name in done]
+    bench.print_table(
+        f"all costs and targets together; bar {BAR}", ["workload", "role", "rate", "auto's time over the best's"], rows
+    )
+    if settings("frontier", found):
+        points = frontier(found)
+        shown = [[*row[:2], *(f"{value:.2f}" for value in row[2:])] for row in points]
+        columns = ["strategy", "period", "epochs to the target", "speedup per epoch", "learning speedup"]
+        title = f"the frontier, rate {tuned_rate('frontier', found):g}, a sync of {FRONTIER_COST:g} steps"
+        bench.print_table(title, columns, shown)
+        plot(points, where / "frontier.svg")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, with commas between")
+    parser.add_argument("--seeds", default="1,2,3", help="with commas between")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at the same time")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds, after which trials end with their epoch")
+    parser.add_argument("--again", metavar="NAME", help="also trials that the record holds whose names begin so")
+    parser.add_argument("--keep", action="store_true", help="write the record and the plot into benchmarks/records")
+    parser.add_argument("--show", action="store_true", help="only print the tables and draw the plot")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    names = options.only.split(",")
+    if unknown := set(names) - set(WORKLOADS):
+        sys.exit(f"no workload is called {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
+    where = bench.RECORDS if options.keep or options.show else Path("runs/benchmarks")
+    path = where / "periods.json"
+    held = [Trial.from_json(one) for one in json.loads(path.read_text(encoding="utf-8"))["trials"]] if path.exists() else []
+    found = [one for one in held if not (options.again and one.workload in names and one.name.startswith(options.again))]
+
+    def run(asked: Iterable[Trial]) -> None:
+        known = {one.key for one in found}
+        for one in runs.run([one for one in asked if one.key not in known], jobs=options.jobs, limit=options.limit):
+            found.append(one)
+            print(one.told(), flush=True)
+            bench.write_record("periods", {"trials": [each.to_json() for each in found]}, keep=options.keep, quiet=True)
+
+    if not options.show:
+        run(one for name in names for one in tuning(name))
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+        run(one for name in names for one in sweep(name, tuned_rate(name, found), seeds))
+    report(found, where)
+
+
+if __name__ == "__main__":
+    main()
