@@ -1,13 +1,14 @@
 """Learning speedup: epochs to a target that are exact, times of an epoch that are measured or predicted.
 
-    python benchmarks/learning.py --data atomai=packed/atomai pf=packed/pf                      # all trials of the record, again
-    python benchmarks/learning.py --plan plan.json --data pf=packed/pf --seeds 1,2,3 --jobs 4     # new trials, into the record
-    python benchmarks/learning.py --show                                                         # the tables, from the record
+    deepex data make atomai packed/atomai --images 218454 && deepex data make pf packed/pf --images 218454
+    python benchmarks/learning.py --speed --data atomai=packed/atomai pf=packed/pf --seeds 1,2,3 --keep    # on a GPU: hours
+    python benchmarks/learning.py --plan plan.json --data pf=packed/pf --jobs 4       # trials of your own, into the record
+    python benchmarks/learning.py --show                                             # the tables, from the record
 
-A trial is a workload (`atomai`: ResNet-50 on electron diffraction; `pf`: the CVAE on contact maps), a number of replicas, settings
-and a seed. R replicas on one GPU compute what R GPUs would, so the epochs to a cut-off are those of R GPUs. The name `paper` is
-the paper's setting: a fixed rate, batch 128, one mean of the weights per epoch; what other names mean is in their settings.
-A plan is a list of tables with `workload`, `name`, `replicas` and `set`; its trials run if the record does not hold them yet.
+A trial (trials.py) is a workload (`atomai`: ResNet-50 on electron diffraction; `pf`: the CVAE on contact maps), a number of
+replicas, settings and a seed. The name `paper` is the paper's setting: a fixed rate, batch 128, one mean of the weights per epoch;
+what other names mean is in their settings. A plan is a list of tables with `workload`, `name`, `replicas` and `set`, and `seeds`
+where they are not those of the command; without one, `PLAN` is it. Trials that the record holds are not run again.
 
 Cut-offs are 20 % and 10 % of the training error (AtomAI), and 20 % and 10 % above the least training RMSE that any trial came to
 (PF, whose RMSE does not come near 0.1 with three latent variables). An epoch's error is over the samples as they were seen, as in
@@ -16,7 +17,7 @@ the paper, and is looked at when the epoch ends. The time of an epoch on P GPUs 
     T(P) = ⌈N / (P·b)⌉ · t_step(b) + syncs · (t_sync(P) + t_outer)
 
 with the constants in `MACHINES`; `--speed` measures an H200's t_step(b) and t_outer, alone on the GPU. S_p = T(1) / T(P) and
-S_L = S_p · epochs(1) / epochs(P), against the setting of one GPU that is there first (`paper`: against its own one).
+S_L = S_p · epochs(1) / epochs(P), against the best setting of one GPU (`paper`: against its own).
 """
 
 import argparse
@@ -24,23 +25,17 @@ import functools
 import itertools
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
 import bench
-from deepex.errors import DeepexError
+import trials as runs
+from trials import Trial
 
 PAPER: Final = "paper"
 SIZES: Final = {"atomai": (120, 85), "pf": (28, 28)}
@@ -51,7 +46,6 @@ REPLICAS: Final = (1, 2, 8, 32, 128, 512, 1536)
 class Task:
     """What is learnt. `cuts`: the cut-offs, as they are or, if `relative`, over the least that any trial came to."""
 
-    recipe: str
     measure: str
     cuts: tuple[float, float]
     relative: bool
@@ -64,8 +58,8 @@ class Task:
 
 
 TASKS: Final = {
-    "atomai": Task(recipe="atomai", measure="error", cuts=(0.2, 0.1), relative=False, weights=23.6),
-    "pf": Task(recipe="pf", measure="rmse", cuts=(1.2, 1.1), relative=True, weights=26.4),
+    "atomai": Task(measure="error", cuts=(0.2, 0.1), relative=False, weights=23.6),
+    "pf": Task(measure="rmse", cuts=(1.2, 1.1), relative=True, weights=26.4),
 }
 
 
@@ -115,107 +109,55 @@ MACHINES: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One run; `epochs` are what it showed: training and validation measure, steps, syncs, drift of each."""
-
-    workload: str
-    name: str
-    replicas: int
-    seed: int
-    changes: dict[str, Any]
-    samples: int = 0
-    epochs: list[list[Any]] = field(default_factory=list)
-    note: str = ""
-    commit: str = ""
-    when: str = ""
-
-    @property
-    def key(self) -> tuple[str, str, int, int]:
-        """What tells it from others."""
-        return self.workload, self.name, self.replicas, self.seed
-
-    def epochs_to(self, cut: float) -> int | None:
-        """The epochs until the training measure is at most `cut`."""
-        return next((number for number, epoch in enumerate(self.epochs, 1) if epoch[0] <= cut), None)
+# What is run.
 
 
-# Running.
+def _muon(batch: int, rate: float, epochs: int) -> dict[str, Any]:
+    muon = {"sync.outer": "muon", "sync.outer_rate": rate, "sync.period": 1, "sync.momentum": "reset"}
+    return {"batch": batch, "epochs": epochs, **muon}
 
 
-def run_one(trial: Trial, data: str, out: Path, deadline: float) -> None:
-    """Train; `out` has the trial with all epochs that have ended, at any time."""
-    import deepex
-    from deepex.engine.watch import Watcher
-    from deepex.machine import describe
-    from deepex.record import EpochRecord
-
-    shown: list[list[Any]] = []
-    state = {"samples": 0, "note": ""}
-
-    def write() -> None:
-        done = {**asdict(trial), **state, "epochs": shown, "when": datetime.now(UTC).isoformat(timespec="seconds")}
-        done["commit"] = str(describe(environ=os.environ).get("commit", ""))
-        out.write_text(json.dumps(done), encoding="utf-8")
-
-    class Listener(Watcher):
-        def epoch_ended(self, epoch: EpochRecord) -> None:
-            measure = TASKS[trial.workload].measure
-            scores = [epoch.score(part, measure) for part in ("train", "validation")]
-            shown.append([*scores, epoch.steps, epoch.syncs, epoch.drift.get("all"), round(epoch.seconds, 3)])
-            state["samples"] = epoch.samples
-            write()
-            if time.time() > deadline:
-                state["note"] = "ended for want of time"
-                write()
-                os._exit(0)  # what was learnt is written; nothing else is wanted of the run
-
-    settings = {"checkpoint.epochs": 10**6, "data": data, "replicas": trial.replicas, "seed": trial.seed, **trial.changes}
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            deepex.train(deepex.recipe(TASKS[trial.workload].recipe, settings), out=Path(folder) / "run", watcher=Listener())
-    except DeepexError as error:  # a run that diverged is a result
-        state["note"] = f"{type(error).__name__}: {error}"
-    write()
+_PAPER_EPOCHS: Final = {1: 4, 2: 4, 8: 6, 32: 8, 128: 10, 512: 12, 1536: 20}
+_MUON: Final = {
+    "atomai": {2: (32, 0.02, 3), 8: (32, 0.02, 3), 32: (32, 0.02, 3), 128: (32, 0.02, 4), 512: (16, 0.03, 5), 1536: (8, 0.03, 6)},
+    "pf": {2: (32, 0.02, 3), 8: (32, 0.02, 3), 32: (32, 0.02, 3), 128: (16, 0.03, 4), 512: (16, 0.05, 6), 1536: (8, 0.05, 12)},
+}  # batch, rate, epochs: the best of what was tried
+_SMALL_BATCH: Final = {"atomai": 64, "pf": 32}  # the best for one replica
 
 
-def run_all(trials: Sequence[Trial], options: argparse.Namespace, record: dict[str, Any]) -> None:
-    """Run the trials that the record does not hold, `--jobs` at a time, and write the record after each."""
-    held = {Trial(**trial).key for trial in record["trials"]}
-    deadline, lock = time.time() + options.limit, Lock()
-
-    def run(trial: Trial) -> None:
-        if time.time() > deadline:
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            asked, told = Path(folder) / "asked.json", Path(folder) / "told.json"
-            asked.write_text(json.dumps(asdict(trial)), encoding="utf-8")
-            words = [sys.executable, __file__, "--one", str(asked), str(told), f"{deadline}", "--data", *options.data]
-            done = subprocess.run(words, check=False, capture_output=True, text=True)
-            if not told.exists():
-                print(f"{trial.key} ended with code {done.returncode}:\n{done.stderr[-2000:]}", flush=True)
-                return
-            found = Trial(**json.loads(told.read_text(encoding="utf-8")))
-        with lock:
-            record["trials"] = [other for other in record["trials"] if Trial(**other).key != found.key] + [asdict(found)]
-            bench.write_record("learning", record, keep=options.keep)
-            shown = " ".join(f"{epoch[0]:.3f}" for epoch in found.epochs)
-            print(f"{' '.join(map(str, found.key))}: {shown} {found.note}", flush=True)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(run, [trial for trial in trials if options.again or trial.key not in held]))
+def _plan(workload: str) -> list[dict[str, Any]]:
+    small = {"batch": _SMALL_BATCH[workload], "epochs": _PAPER_EPOCHS[1]}
+    rows: list[tuple[str, int, dict[str, Any]]] = [
+        ("sgd", 1, small),
+        *(("muon", replicas, _muon(*chosen)) for replicas, chosen in _MUON[workload].items()),
+        *((PAPER, replicas, {"epochs": epochs}) for replicas, epochs in _PAPER_EPOCHS.items()),
+    ]
+    return [{"workload": workload, "name": name, "replicas": replicas, "set": changes} for name, replicas, changes in rows]
 
 
-def planned(path: str | None, record: dict[str, Any], seeds: Iterable[int]) -> list[Trial]:
-    """The trials of a plan, or those of the record."""
-    if path is None:
-        return [Trial(**{**trial, "epochs": [], "note": ""}) for trial in record["trials"]]
-    rows = json.loads(Path(path).read_text(encoding="utf-8"))
+PLAN: Final = [row for workload in TASKS for row in _plan(workload)]
+
+
+def planned(rows: Sequence[dict[str, Any]], data: dict[str, str], seeds: Sequence[int]) -> list[Trial]:
+    """The trials of a plan whose data is there."""
     return [
-        Trial(workload=row["workload"], name=row["name"], replicas=row["replicas"], seed=seed, changes=row["set"])
+        Trial(
+            workload=row["workload"],
+            name=row["name"],
+            seed=seed,
+            recipe=row["workload"],
+            measure=TASKS[row["workload"]].measure,
+            changes={"data": data[row["workload"]], "replicas": row["replicas"], **row["set"]},
+        )
         for row in rows
+        if row["workload"] in data
         for seed in row.get("seeds", seeds)
     ]
+
+
+def epochs_to(trial: Trial, cut: float) -> int | None:
+    """The epochs until the training measure is at most `cut`."""
+    return next((number for number, epoch in enumerate(trial.epochs, 1) if epoch.train <= cut), None)
 
 
 # Speed of one GPU.
@@ -257,14 +199,14 @@ def cut_offs(task: Task, trials: Sequence[Trial]) -> tuple[float, ...]:
     """The cut-offs as numbers."""
     if not task.relative:
         return task.cuts
-    best = min(epoch[0] for trial in trials for epoch in trial.epochs)
+    best = min(epoch.train for trial in trials for epoch in trial.epochs)
     return tuple(cut * best for cut in task.cuts)
 
 
 def epoch_seconds(machine: Machine, trial: Trial, speed: dict[str, Any]) -> float:
     """T(P) of a trial's epoch."""
     task, batch = TASKS[trial.workload], int(trial.changes.get("batch", 128))
-    steps, syncs = trial.epochs[0][2:4]
+    steps, syncs = trial.epochs[0].steps, trial.epochs[0].syncs
     if trial.workload in machine.rates:
         step = max(batch / machine.rates[trial.workload], machine.least_steps[trial.workload])
         outer = muon_flops(trial.workload) / machine.matrix_flops
@@ -301,7 +243,7 @@ def step_seconds(measured: dict[str, float], batch: int) -> float:
 
 def times_to(machine: Machine, trials: Sequence[Trial], cut: float, speed: dict[str, Any]) -> list[float] | None:
     """The predicted seconds to a cut-off, of each seed; None if one did not come there."""
-    reached = [(trial.epochs_to(cut), trial) for trial in trials]
+    reached = [(epochs_to(trial, cut), trial) for trial in trials]
     if any(number is None for number, _ in reached):
         return None
     return [number * epoch_seconds(machine, trial, speed) for number, trial in reached if number is not None]
@@ -318,7 +260,9 @@ def rows(workload: str, machine: Machine, trials: Sequence[Trial], speed: dict[s
     bases: dict[tuple[bool, float], list[Trial]] = {}
     for paper, replicas in itertools.product((True, False), REPLICAS):
         some = {
-            name: each for (count, name), each in settings.items() if count == replicas and ((name == PAPER) is paper or count == 1)
+            name: each
+            for (count, name), each in settings.items()
+            if count == replicas and (name == PAPER if paper else name != PAPER or count == 1)
         }
         for cut, share in zip(cuts, task.cuts, strict=True):
             timed = {name: times for name, each in some.items() if (times := times_to(machine, each, cut, speed))}
@@ -333,7 +277,7 @@ def rows(workload: str, machine: Machine, trials: Sequence[Trial], speed: dict[s
             if replicas == 1:
                 bases[paper, cut] = some[name]
             base = bases.get((paper, cut))
-            epochs_each = sorted(trial.epochs_to(cut) or 0 for trial in some[name])
+            epochs_each = sorted(epochs_to(trial, cut) or 0 for trial in some[name])
             cells: list[object] = [replicas, name, label, " ".join(map(str, epochs_each)), f"{statistics.mean(timed[name]):.3g}"]
             cells.append(_speedup(machine, some[name], base, speed))
             if base is not None:
@@ -353,12 +297,12 @@ def _speedup(machine: Machine, trials: Sequence[Trial], base: Sequence[Trial] | 
     return f"{epoch_seconds(machine, base[0], speed) / epoch_seconds(machine, trials[0], speed):.4g}"
 
 
-def show(record: dict[str, Any]) -> str:
+def show(found: Sequence[Trial], speeds: dict[str, Any]) -> str:
     """All tables."""
     tables = []
     for workload, (name, machine) in itertools.product(TASKS, MACHINES.items()):
-        trials = [trial for row in record["trials"] if (trial := Trial(**row)).workload == workload]
-        speed = record["speed"].get(workload)
+        trials = [trial for trial in found if trial.workload == workload]
+        speed = speeds.get(workload)
         if trials and (machine.rates or speed):
             cuts = ", ".join(f"{cut:.4g}" for cut in cut_offs(TASKS[workload], trials))
             title = f"{workload}, {max(trial.samples for trial in trials):,} samples, {name}; {TASKS[workload].measure} of {cuts}"
@@ -369,34 +313,42 @@ def show(record: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", default=[], metavar="WORKLOAD=PATH", help="packed datasets")
-    parser.add_argument("--plan", help="JSON with trials; without it those of the record")
-    parser.add_argument("--seeds", default="1", help="of a plan's trials, with commas between")
+    parser.add_argument("--data", nargs="+", default=[], metavar="WORKLOAD=PATH", help="packed datasets; only these are learnt")
+    parser.add_argument("--plan", help="JSON with trials; without it, those of this program")
+    parser.add_argument("--seeds", default="1", help="with commas between")
     parser.add_argument("--jobs", type=int, default=1, help="trials at the same time, on the same GPU")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds, after which trials end with their epoch")
     parser.add_argument("--again", action="store_true", help="also trials that the record holds")
     parser.add_argument("--speed", action="store_true", help="measure the seconds of a step, and of an outer step")
     parser.add_argument("--keep", action="store_true", help="write the record into benchmarks/records")
     parser.add_argument("--show", action="store_true", help="only print the tables")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     data = dict(word.split("=", 1) for word in options.data)
-    if options.one:
-        asked, told, deadline = options.one
-        trial = Trial(**json.loads(Path(asked).read_text(encoding="utf-8")))
-        run_one(trial, data[trial.workload], Path(told), float(deadline))
-        return
+    if unknown := set(data) - set(TASKS):
+        sys.exit(f"no workload is called {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}")
     path = bench.RECORDS / "learning.json"
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"trials": [], "speed": {}}
-    record = {name: record[name] for name in ("trials", "speed")}
+    found, speeds = {trial.key: trial for trial in map(Trial.from_json, record["trials"])}, record["speed"]
+
+    def write() -> None:
+        bench.write_record(
+            "learning", {"trials": [each.to_json() for each in found.values()], "speed": speeds}, keep=options.keep, quiet=True
+        )
+
     if not options.show:
         if options.speed:
             bench.need_gpu()
-            record["speed"] = measure_speed((4, 8, 16, 32, 128))
-            bench.write_record("learning", record, keep=options.keep)
-        trials = planned(options.plan, record, [int(seed) for seed in options.seeds.split(",")])
-        run_all([trial for trial in trials if trial.workload in data], options, record)
-    print(show(record))
+            speeds = measure_speed((4, 8, 16, 32, 128))
+            write()
+        rows = json.loads(Path(options.plan).read_text(encoding="utf-8")) if options.plan else PLAN
+        asked = planned(rows, data, [int(seed) for seed in options.seeds.split(",")])
+        for trial in runs.run(
+            [one for one in asked if options.again or one.key not in found], jobs=options.jobs, limit=options.limit
+        ):
+            found[trial.key] = trial
+            print(trial.told(), flush=True)
+            write()
+    print(show(list(found.values()), speeds))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,165 @@
+"""What the studies of learning compute from their trials, and that a trial is a real run."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deepex
+import learning
+import periods
+import trials
+from trials import Epoch, Trial
+
+
+def made(
+    name: str, losses: list[float], *, workload: str = "pf", seed: int = 1, steps: int = 60, syncs: int = 1, **set_: Any
+) -> Trial:
+    """A trial that has had these measures, in training and validation alike."""
+    epochs = [Epoch(loss, loss, steps, syncs, 0.1, 1.0) for loss in losses]
+    return Trial(
+        workload=workload, name=name, seed=seed, recipe=workload, measure="loss", changes=set_, samples=9600, epochs=epochs
+    )
+
+
+# Trials.
+
+
+def tiny(**changes: Any) -> Trial:
+    settings = {"net": "lenet", "batch": 100, "epochs": 3, "threads": 1, "replicas": 2, "sync.period": 5, **changes}
+    return Trial(workload="some", name="tiny", seed=7, recipe="fashion", measure="error", changes=settings)
+
+
+def test_a_trial_tells_what_its_run_did(tmp_path: Path) -> None:
+    (found,) = trials.run([tiny()], jobs=1)
+    settings = {**tiny().changes, "seed": 7}
+    epochs = deepex.train(deepex.recipe("fashion", settings), out=tmp_path / "run").epochs()
+    assert [epoch.train for epoch in found.epochs] == pytest.approx([epoch.train.error for epoch in epochs], rel=1e-4)
+    assert [(epoch.steps, epoch.syncs) for epoch in found.epochs] == [(30, 6)] * 3
+    assert found.epochs[0].drift == pytest.approx(epochs[0].drift["all"], rel=0.01)
+    assert (found.samples, found.note) == (6000, "")
+    assert Trial.from_json(json.loads(json.dumps(found.to_json()))).asked() == found.asked() == tiny()
+
+
+def test_a_run_that_diverges_is_a_result_and_one_that_cannot_begin_says_why() -> None:
+    wild, lost = trials.run([tiny(**{"optim.rate": 1e6}), tiny(data="nowhere")], jobs=1)
+    assert wild.note.startswith("DivergedError")
+    assert "nowhere" in lost.note
+
+
+def test_after_the_limit_a_trial_ends_with_its_epoch_and_no_other_begins() -> None:
+    (found,) = trials.run([tiny(epochs=500), tiny()], jobs=1, limit=0.5)
+    assert 1 <= len(found.epochs) < 500
+    assert found.note == "ended for want of time"
+
+
+# Learning speedup.
+
+
+def test_every_setting_of_the_plan_is_one() -> None:
+    for trial in learning.planned(learning.PLAN, {"atomai": "sample:atomai", "pf": "sample:pf"}, [1, 2]):
+        deepex.recipe(trial.recipe, trial.changes)
+    assert {row["replicas"] for row in learning.PLAN if row["name"] == "paper"} == set(learning.REPLICAS)
+    assert not learning.planned(learning.PLAN, {}, [1]), "only what there is data for"
+
+
+def test_a_sync_between_nodes_costs_more_and_depends_little_on_their_number() -> None:
+    sync = learning.SUMMIT.sync_seconds
+    assert sync(1e8, 1) == 0
+    assert sync(1e8, 6) < sync(1e8, 12) < sync(1e8, 1536) < 2 * sync(1e8, 12)
+    assert learning.MACHINES["Summit, sync as in the paper"].sync_seconds(1e8, 1536) == 0.30
+    assert sync(1e8, 6) == pytest.approx(2 * 1e8 * 5 / 6 / 50e9 / 0.9, rel=0.1), "a ring in the node"
+
+
+def test_seconds_of_an_epoch() -> None:
+    machine = learning.Machine(gpus=1, inside=1.0, between=1e9, share=1.0, latency=0.0)
+    speed = {"step_seconds": {"8": 0.1, "16": 0.3}, "outer_seconds": 0.5}
+    plain = made("a", [1.0], syncs=3, batch=12, replicas=2)
+    sync = 2 * 4e6 * learning.TASKS["pf"].weights / 2 / 1e9
+    assert learning.epoch_seconds(machine, plain, speed) == pytest.approx(60 * 0.2 + 3 * sync)
+    muon = made("a", [1.0], syncs=3, batch=12, replicas=2, **{"sync.outer": "muon"})
+    assert learning.epoch_seconds(machine, muon, speed) == pytest.approx(60 * 0.2 + 3 * (sync + 0.5))
+    assert learning.step_seconds(speed["step_seconds"], 4) == 0.1, "no step is shorter than the shortest that was measured"
+    assert learning.step_seconds(speed["step_seconds"], 32) == pytest.approx(0.6)
+
+
+def test_rows_compare_with_the_best_of_one_gpu_and_the_paper_with_itself() -> None:
+    machine = learning.Machine(
+        gpus=1, inside=1.0, between=math.inf, share=1.0, latency=0.0, rates={"pf": 100.0}, least_steps={"pf": 0.0}
+    )
+    found = [
+        made("paper", [9.0, 5.0, 1.1, 1.0], steps=75, batch=128, replicas=1),
+        made("sgd", [1.1, 1.0], steps=300, batch=32, replicas=1),
+        made("paper", [9.0, 9.0, 9.0], steps=5, batch=128, replicas=32),
+        made("muon", [5.0, 1.15, 1.05], steps=10, batch=32, replicas=32),
+        made("muon", [5.0, 4.0, 1.15], steps=10, batch=32, replicas=32, seed=2),
+    ]
+    assert learning.cut_offs(learning.TASKS["pf"], found) == pytest.approx((1.2, 1.1))
+    rows = {(row[0], row[1], row[2]): row[3:] for row in learning.rows("pf", machine, found, {})}
+    paper, epoch = 75 * 1.28, 300 * 0.32
+    assert rows[1, "paper", "20%"] == ["3", f"{3 * paper:.3g}", "1", "1.0 (1.0-1.0)"]
+    assert rows[32, "paper", "20%"][0] == "> 3"
+    assert rows[32, "paper", "20%"][2] == "15", "75 steps over 5"
+    ours = 10 * 0.32
+    assert rows[32, "muon", "20%"] == ["2 3", f"{2.5 * ours:.3g}", f"{epoch / ours:.4g}", f"{epoch / ours / 2.5:.1f} (10.0-15.0)"]
+    assert rows[32, "muon", "10%"][0] == "> 3", "one seed did not come there"
+
+
+# Periods.
+
+
+def test_epochs_and_time_to_a_target() -> None:
+    one = made("weights 4", [2.0, 1.0, 1.5, 0.5], syncs=15)
+    assert periods.reached(one, 1.5, 0.0) == (1.5, 1.5), "half way between the first two"
+    assert periods.reached(one, 0.75, 0.0) == (3.5, 3.5), "from the least so far"
+    assert periods.reached(one, 0.75, 4.0) == (3.5, 7.0), "15 syncs of 4 steps, as long as the 60 steps"
+    assert periods.reached(one, 2.5, 0.0) == (1.0, 1.0)
+    assert periods.reached(one, 0.1, 0.0) == (math.inf, math.inf)
+
+
+def test_what_a_sync_costs() -> None:
+    epoch = Epoch(1.0, 1.0, 60, 6, 0.1, 1.0)
+    assert periods.sync_costs(made("weights", []), epoch, 8.0) == 48
+    assert periods.sync_costs(made("s", [], **{"sync.strategy": "streaming"}), epoch, 8.0) == 5 * 2 + 8
+    assert periods.sync_costs(made("b", [], **{"sync.strategy": "background"}), epoch, 8.0) == 5 * 3 + 8, "5 of 10 steps hide 5"
+
+
+def test_auto_is_judged_by_the_best_fixed_period() -> None:
+    def both(name: str, losses: list[float], syncs: int) -> list[Trial]:
+        return [made(name, losses, seed=seed, syncs=syncs, workload="convnet") for seed in (1, 2)]
+
+    fixed = both("weights 1", [2.0, 1.0], 60) + both("weights 16", [3.0, 2.5, 1.0], 4)
+    found = fixed + [one for cost in periods.COSTS for one in both(f"auto at {cost:g}", [2.0, 1.0], 15)]
+    assert periods.targets(periods.settings("convnet", found, "weights ")) == pytest.approx([1.3, 1.15])
+    first = periods.judged("convnet", found)[0]
+    assert first[:4] == ["convnet", "3", "70%", "16"]
+    best, mine = 2.8 * (1 + 3 * 4 / 60), 1.7 * (1 + 3 * 15 / 60)
+    assert [float(str(cell)) for cell in first[4:6]] == pytest.approx([best, mine], abs=0.01)
+    assert str(first[6]).startswith(f"{mine / best:.2f} ")
+    assert periods.overall("convnet", found) > 0
+
+
+def test_rate_that_was_tuned_and_trials_that_follow() -> None:
+    tried = [made(f"rate {rate:g}", [loss], workload="lenet", **{"optim.rate": rate}) for rate, loss in ((0.01, 0.5), (0.03, 0.4))]
+    assert periods.tuned_rate("lenet", tried) == 0.03
+    for name in periods.WORKLOADS:
+        asked = periods.sweep(name, 0.03, [1, 2])
+        assert len({one.key for one in asked}) == len(asked)
+        for one in [*periods.tuning(name), *asked]:
+            deepex.recipe(one.recipe, one.changes)
+
+
+def test_plot_of_the_frontier(tmp_path: Path) -> None:
+    found = [
+        made(f"{name} {period}", [2.0, 1.5 - 0.1 * k, 1.0], workload="frontier", replicas=16, syncs=1 + k)
+        for name in periods.STRATEGIES
+        for k, period in enumerate(periods.FRONTIER_PERIODS)
+    ]
+    rows = periods.frontier(found)
+    assert len(rows) == len(found)
+    assert rows[0][3] == pytest.approx(16 / (1 + 10 / 60))
+    assert rows[0][4] == pytest.approx(rows[0][3] / rows[0][2])
+    periods.plot(rows, tmp_path / "frontier.svg")
+    assert "adacomm" in (tmp_path / "frontier.svg").read_text(encoding="utf-8")
