@@ -14,8 +14,10 @@ COUNT = 100_000
 def test_close_to_float64() -> None:
     start, change = torch.randn(COUNT), 1e-3 * torch.randn(COUNT)
     found, exact = start.cuda(), start.double()
-    Muon(found, rate=0.03, momentum=0.9, peak=0.1, matrices=MATRICES).move(found, change.cuda(), 0.1)
-    Muon(exact, rate=0.03, momentum=0.9, peak=0.1, matrices=MATRICES).move(exact, change.double(), 0.1)
+    for weights in (found, exact):
+        step = Muon(weights, rate=0.03, momentum=0.9, peak=0.1, matrices=MATRICES)
+        step.start(weights)
+        step.move(weights, change.to(weights), 0.1)
     for place in MATRICES:
         moved, right = (place.of(found.cpu().double() - start.double()), place.of(exact - start.double()))
         assert (moved - right).norm() < 0.03 * right.norm()

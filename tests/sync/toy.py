@@ -233,7 +233,7 @@ class Copies:
             for place in MATRICES:
                 old, along = (self.matrix(place, values) for values in (self.centre[_W], ahead))
                 direction = self.nearly_orthogonal(along) if self.config.outer == "muon" else along
-                moved = old - length * old.norm() / direction.norm() * direction
+                moved = old - length * self.matrix(place, self.problem.initial().double()[_W]).norm() / direction.norm() * direction
                 new[place.offset : place.offset + moved.numel()] = moved.flatten()
             mean[_W] = new
         self.centre = mean.clone()

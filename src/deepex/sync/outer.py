@@ -10,6 +10,7 @@ LARS in each replica divides by the norm of its own noisy gradient, which many r
 Those whose steps do not shrink with d (`adam`, `trust`, `muon`) follow the schedule of the learning rate by its share of the peak.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
@@ -36,6 +37,10 @@ class OuterStep(ABC):
     def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, peak: float) -> None:
         self.rate, self.momentum, self.peak = rate, momentum, peak
         self.velocity = torch.zeros_like(weights)
+
+    def start(self, weights: torch.Tensor) -> None:
+        """Hear what the run begins with; not if it goes on from a state."""
+        return
 
     @abstractmethod
     def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
@@ -92,9 +97,10 @@ class Adam(OuterStep):
 
 
 class _Relative(OuterStep):
-    """Each matrix moves by `rate` of its own norm, along a direction that is told by its velocity; the rest as momentum has it.
+    """Each matrix moves by `rate` of the norm it began with, along a direction told by its velocity; the rest as momentum has it.
 
-    Matrices of one shape, or its transpose, go together.
+    Steps that followed the norm of now would let it grow without end, and the faster the longer the steps: a network without
+    normalisation fell apart so (docs). Matrices of one shape, or its transpose, go together.
     """
 
     def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, peak: float, matrices: Sequence[Place]) -> None:
@@ -103,15 +109,27 @@ class _Relative(OuterStep):
         for place in matrices:
             shapes[tuple(sorted((place.rows, place.columns)))].append(place)
         self._groups = list(shapes.values())
+        self._norms = weights.new_zeros(sum(map(len, self._groups)))
+
+    @override
+    def start(self, weights: torch.Tensor) -> None:
+        found = [place.of(weights).norm() for places in self._groups for place in places]
+        usual = [math.sqrt(place.rows / 3) for places in self._groups for place in places]  # as torch draws weights
+        self._norms.copy_(torch.stack(found) if found else self._norms)
+        self._norms.copy_(torch.where(self._norms > 0, self._norms, self._norms.new_tensor(usual)))
+
+    @override
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"velocity": self.velocity, "norms": self._norms}
 
     @override
     def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
         self.velocity.mul_(self.momentum).add_(change)
         change.add_(self.velocity, alpha=self.momentum)  # Nesterov's look ahead
-        for places in self._groups:
-            weights, along = (torch.stack([place.of(tensor) for place in places]) for tensor in (last, change))
-            along = self._direction(along)
-            along *= self.rate * rate / self.peak * _norms(weights) / _norms(along).clamp(min=1e-30)
+        lengths = (self.rate * rate / self.peak * self._norms).split([len(places) for places in self._groups])
+        for places, length in zip(self._groups, lengths, strict=True):
+            along = self._direction(torch.stack([place.of(change) for place in places]))
+            along *= length[:, None, None] / _norms(along).clamp(min=1e-30)
             for place, matrix in zip(places, along, strict=True):
                 place.of(change).copy_(matrix)
         last.sub_(change)
@@ -181,6 +199,11 @@ class Outer(Agreement):
 
     @override
     def start(self) -> None:
+        self._step.start(self._weights)
+        self.resume()
+
+    @override
+    def resume(self) -> None:
         self._last.copy_(self._weights)
         self._inner.start()
 
