@@ -220,16 +220,12 @@ def epoch_seconds(machine: Machine, trial: Trial, speed: dict[str, Any]) -> floa
 
 @functools.cache
 def muon_flops(workload: str) -> float:
-    """What an outer step by Muon computes: five rounds of Newton-Schulz for each matrix."""
+    """The operations of an outer step by Muon."""
     from deepex import nets
+    from deepex.sync import outer
 
     network = nets.build("resnet50" if workload == "atomai" else "cvae", channels=1, size=SIZES[workload], classes=27)
-    total = 0.0
-    for weight in network.parameters():
-        if weight.ndim > 1:
-            small, large = sorted((weight.shape[0], weight[0].numel()))
-            total += 5 * (4 * small**2 * large + 2 * small**3)
-    return total
+    return outer.muon_flops(weight.shape for weight in network.parameters())
 
 
 def step_seconds(measured: dict[str, float], batch: int) -> float:

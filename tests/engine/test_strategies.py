@@ -125,6 +125,22 @@ def test_statistics_are_estimated_where_replicas_make_few_steps(
     assert plain.state["statistics"] == {"kind": "running", "reason": "the network has no running statistics"}
 
 
+def test_auto_is_settled_from_what_the_run_has(make_data: MakeData, tmp_path: Path) -> None:
+    """8 replicas with 6 steps each: Muon, unless a step of it takes much longer than one of theirs; a resumed run goes on so."""
+    data = make_data(192)
+    keys = {**config(data).__dict__, "replicas": 8, "batch": 4, "epochs": 1, "sync": SyncConfig(strategy="auto")}
+    run = deepex.train(RunConfig(**keys), SoloCommunicator(), out=tmp_path / "run")
+    assert (run.config["sync"]["outer"], run.config["sync"]["period"]) == ("muon", 1)
+    assert run.state["sync"]["reason"].startswith("auto: 6 steps in an epoch are few: Muon at each")
+    assert run.epochs()[0].syncs == 6
+    again = deepex.train(RunConfig(**{**keys, "epochs": 2}), SoloCommunicator(), out=tmp_path / "run", resume=True)
+    assert again.state["sync"] == run.state["sync"]
+    assert [epoch.syncs for epoch in again.epochs()] == [6, 6]
+    wide = deepex.train(RunConfig(**{**keys, "net": "lenet-caffe", "replicas": 2}), SoloCommunicator(), out=tmp_path / "wide")
+    assert "Muon would take as long as" in wide.state["sync"]["reason"]
+    assert wide.epochs()[0].period.startswith("auto: ")
+
+
 @pytest.mark.parametrize("sync", ["background", "auto", "elastic"])
 def test_from_the_command_line_on_two_ranks(sync: str, make_data: MakeData, tmp_path: Path) -> None:
     """`--set sync=NAME` is for the strategy; background needs an MPI that threads may call."""

@@ -13,12 +13,12 @@ from deepex.comm.base import own_zeros
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.sync import Region, SyncConfig
-from deepex.sync.outer import orthogonal
+from deepex.sync.outer import make_outer, muon_flops, orthogonal
 from deepex.sync.total import make_total
 from deepex.sync.wire import Coded
 from tests.mpi import run_ranks
 from tests.sync.ranks import WAYS
-from tests.sync.toy import BUFFERS, Problem, reference, train
+from tests.sync.toy import BUFFERS, MATRICES, Problem, reference, train
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "weights": {},
@@ -189,3 +189,50 @@ def test_what_does_not_go_together(keys: dict[str, Any], match: str) -> None:
 def test_groups_must_fit() -> None:
     with pytest.raises(ConfigError, match=r"sync\.group is 3, but there are 8 replicas"):
         train(Problem(replicas=8), SyncConfig(strategy="hierarchical", group=3))
+
+
+def settled(load: float = 0.5, *, replicas: int = 64, steps: int = 16, **keys: Any) -> tuple[SyncConfig, str]:
+    return SyncConfig(**{"strategy": "auto", **keys}).settled(replicas=replicas, steps=steps, outer_steps=lambda: load)
+
+
+def test_auto_with_few_steps_is_muon_at_each() -> None:
+    found, reason = settled()
+    assert found == SyncConfig(strategy="auto", period=1, outer="muon", outer_rate=0.05, momentum="reset")
+    assert "16 steps in an epoch are few" in reason
+    assert settled(steps=64)[0].outer_rate == 0.025, "shorter steps where there are more"
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"steps": 100}, "100 steps in an epoch are enough"),
+        ({"replicas": 1}, "are enough"),
+        ({"load": 2.0}, "Muon would take as long as 2 steps"),
+    ],
+)
+def test_auto_otherwise_is_the_mean_with_a_measured_period(keys: dict[str, Any], why: str) -> None:
+    found, reason = settled(**keys)
+    assert found == SyncConfig(strategy="auto", period="auto")
+    assert why in reason
+
+
+def test_auto_leaves_what_was_asked_for() -> None:
+    assert settled(period=4)[0] == SyncConfig(strategy="auto", period=4)
+    assert settled(outer="slowmo")[0] == SyncConfig(strategy="auto", period="auto", outer="slowmo")
+    assert settled(strategy="elastic") == (SyncConfig(strategy="elastic"), "asked for")
+
+
+def test_operations_of_muon() -> None:
+    assert muon_flops([(100,)]) == 0
+    rounds = 2 * 8 * 27 * 8 + 2 * 8 * 8 * 8 + 2 * 8 * 8 * 27  # x xᵀ, its square, and that times x
+    assert muon_flops([(8, 3, 3, 3)]) == muon_flops([(27, 8)]) == 5 * rounds
+
+
+@pytest.mark.parametrize("kind", ["trust", "muon"])
+def test_a_matrix_of_zeros_moves_as_one_that_torch_draws(kind: str) -> None:
+    weights = torch.zeros(600)
+    region = Region(agreed=weights, buffers=slice(0, 0), weights=slice(0, 600), own=slice(0, 600), request=0, matrices=MATRICES)
+    step = make_outer(kind, region, rate=0.1, momentum=0.9, peak=1.0)
+    step.start(weights)
+    step.move(weights, torch.ones(600), 1.0)
+    assert weights[:200].norm() == pytest.approx(0.1 * (20 / 3) ** 0.5)

@@ -7,6 +7,7 @@ arithmetic, but takes a second or two to load.) It counts float32: with bf16 a s
 """
 
 import copy
+import math
 import warnings
 from typing import Final
 
@@ -45,6 +46,20 @@ def activation_bytes(network: nn.Module, shape: tuple[int, ...], batch: int) -> 
         return None
     finally:
         torch.set_num_threads(threads)
+
+
+def forward_flops(network: nn.Module, shape: tuple[int, ...]) -> float:
+    """The operations on one image of `shape` in convolutions and products, forward; infinite for a network that fails."""
+    from torch.utils.flop_counter import FlopCounterMode  # takes half a second to load
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with FlopCounterMode(display=False) as counter:
+                _twin(network)(torch.zeros(_IMAGES, *shape))
+        except Exception:  # noqa: BLE001 - as above
+            return math.inf
+    return float(counter.get_total_flops()) / _IMAGES
 
 
 def _twin(network: nn.Module) -> nn.Module:

@@ -18,7 +18,8 @@ Dataset = PackedDataset | Hdf5Dataset
 class Job:
     """A network, initialised; a dataset, opened; a device; and how `replicas` share them.
 
-    `begun`: how the steps of a run that goes on were run before; empty if it does not matter.
+    `begun`: how the steps of a run that goes on were run before; empty if it does not matter. `sync_reason`: why replicas agree as
+    they do.
     """
 
     config: RunConfig
@@ -29,6 +30,7 @@ class Job:
     replicas: int
     channels_last: bool
     begun: str = ""
+    sync_reason: str = "asked for"
 
     @property
     def shards(self) -> Shards:

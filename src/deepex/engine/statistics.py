@@ -22,11 +22,11 @@ from deepex.data.feeds.samples import Turn
 from deepex.data.feeds.shard import Shards
 from deepex.engine.arena import Arena
 from deepex.engine.step import EagerStep
+from deepex.sync.config import FEW_STEPS
 from deepex.sync.total import make_total
 
 _SAMPLES: Final = 1024
 _LEAST_BATCHES: Final = 8
-_FEW_STEPS: Final = 100  # in an epoch: fewer, and running statistics are of other weights
 
 Norm = nn.modules.batchnorm._NormBase
 
@@ -37,7 +37,7 @@ def chooses_estimates(asked: str, network: nn.Module, *, replicas: int, steps: i
         return False, "the network has no running statistics"
     if asked != "auto":
         return asked == "estimated", "asked for"
-    few = replicas > 1 and steps < _FEW_STEPS
+    few = replicas > 1 and steps < FEW_STEPS  # running statistics are of other weights
     return few, f"{replicas} replicas, {steps} steps in an epoch: running statistics {'lag behind' if few else 'keep up'}"
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.direct import Hdf5Config, Hdf5Dataset, find_hdf5
 from deepex.data.feeds.placement import Placement, choose_placement, most_modest
 from deepex.data.feeds.shard import Shards
-from deepex.engine.activation import activation_bytes, takes_one
+from deepex.engine.activation import activation_bytes, forward_flops, takes_one
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Dataset, Job
 from deepex.engine.layout import choose_layout
@@ -23,9 +23,11 @@ from deepex.machine.heap import give_back_heap
 from deepex.recipes.network import build_network
 from deepex.record.table import from_table
 from deepex.record.target import Target
+from deepex.sync.outer import muon_flops
 from deepex.sync.strategy import check_groups
 
 SAMPLES = Path(__file__).parent / "samples"
+_PRODUCTS_FASTER: Final = 5.0  # large products on a GPU than the steps of a network, for as many operations
 
 
 def make_job(config: RunConfig, comm: Communicator) -> Job:
@@ -42,6 +44,7 @@ def make_job(config: RunConfig, comm: Communicator) -> Job:
     device = pick_device(config.device, comm.place.local_rank)
     network = build_network(config, dataset.manifest)
     _check_last_batch(config, network, dataset, shards)
+    config, sync_reason = _settle_sync(config, network, dataset, shards, per_rank=replicas // comm.size, device=device)
     return Job(
         config=config,
         network=network,
@@ -50,7 +53,23 @@ def make_job(config: RunConfig, comm: Communicator) -> Job:
         placement=_place(config, dataset, network, device=device, shards=shards, comm=comm),
         replicas=replicas,
         channels_last=config.layout == "channels_last",
+        sync_reason=sync_reason,
     )
+
+
+def _settle_sync(
+    config: RunConfig, network: nn.Module, dataset: Dataset, shards: Shards, *, per_rank: int, device: torch.device
+) -> tuple[RunConfig, str]:
+    """Settle `sync = auto`, on every rank alike."""
+
+    def outer_steps() -> float:
+        channels, height, width = dataset.manifest.shape
+        step = 3 * config.batch * forward_flops(network, (channels, *config.augment.size(height, width)))
+        outer = muon_flops(parameter.shape for parameter in network.parameters())
+        return outer / (step * per_rank) / (_PRODUCTS_FASTER if device.type == "cuda" else 1.0)
+
+    sync, reason = config.sync.settled(replicas=shards.replicas, steps=shards.steps, outer_steps=outer_steps)
+    return dataclasses.replace(config, sync=sync), reason
 
 
 def _check_last_batch(config: RunConfig, network: nn.Module, dataset: Dataset, shards: Shards) -> None:
@@ -183,6 +202,7 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
         "threads": threads,
         "placement": dataclasses.asdict(job.placement),
         "layout": {"kind": job.config.layout, "reason": layout_reason},
+        "sync": {"strategy": job.config.sync.strategy, "outer": job.config.sync.outer, "reason": job.sync_reason},
         "network": {"name": job.config.net, "parameters": parameters},
         "dataset": {"name": manifest.name, "digest": manifest.digest},
         "samples": {name: part.count for name, part in manifest.parts.items()},

@@ -85,9 +85,9 @@ def _train(
     )
     with _settings(config, job, threads) as heap:
         job, layout_reason = decide_layout(job, comm)
-        if resume and (begun := run.state.get("layout", {})).get("kind") == job.config.layout:
-            layout_reason = begun["reason"]
         state = choices(job, comm, comm_reason=reason, layout_reason=layout_reason, threads=threads) | {"heap": heap}
+        if resume:
+            _keep_reasons(state, run.state)
         machines = [m for m in comm.gather(describe(path.parent, os.environ) if comm.place.local_rank == 0 else None) if m]
         if not resume:
             together(comm, lambda: _hold(path, held, comm))
@@ -121,6 +121,14 @@ def _train(
             watcher.ended(outcome.status, outcome.reason)
         comm.barrier()
     return run
+
+
+def _keep_reasons(state: dict[str, Any], begun: dict[str, Any]) -> None:
+    """Where a run that goes on has what it began with, the reason is that of the beginning."""
+    for name in ("layout", "sync"):
+        old = begun.get(name, {})
+        if {**old, "reason": ""} == {**state[name], "reason": ""}:
+            state[name] = old
 
 
 def _why(config: RunConfig, comm: Communicator, device: str) -> str:

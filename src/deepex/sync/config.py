@@ -1,6 +1,8 @@
 """What a run says about synchronisation: `--set sync.period=16 --set sync.momentum=reset`, or `--set sync=auto`."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from deepex.errors import ConfigError
@@ -14,6 +16,9 @@ _OUTER: Final = {  # the usual rate and momentum
     "trust": (0.02, 0.9),
     "muon": (0.05, 0.9),
 }
+FEW_STEPS: Final = 100  # in an epoch
+_MUON_DISTANCE: Final = 0.2  # its rate times the root of the steps in an epoch: the best for three networks was 0.14 to 0.3
+_LONGEST_OUTER: Final = 1.5  # steps: a sync by Muon that takes more is not worth what it saves
 _EQUAL: Final = ("weights", "hierarchical", "auto")  # after whose syncs all replicas are equal
 
 
@@ -26,7 +31,8 @@ class SyncConfig:
     still at work), `hierarchical` (within groups of `group` replicas every period, of a node if 0; between them every `between`
     periods), `background` (the mean comes `delay` steps later, half a period if 0, while training goes on, and replicas are drawn
     to it by `pull`), `elastic` (replicas are drawn to a centre with `elasticity`), `streaming` (one of `parts` parts of the weights
-    in turn) or `auto` (`weights`, with the period `auto` unless one is given).
+    in turn) or `auto`: the best that is known. That is `weights` with the period `auto`; where an epoch has fewer than 100 steps,
+    as with many replicas, `outer=muon` at every step, unless that takes much longer than the step.
     `period`: steps between two syncs, `epoch`, `4 per epoch`, `1 until 5 then 16` (of epochs: post-local SGD), or a rule:
     `adacomm`, `qsr`, `auto`. The end of an epoch always syncs: validation, checkpoints and the rules that end a run need weights
     that all replicas share. Left out, it is `epoch`, and 1 for gradients. `base` is the period with which adacomm begins, and the
@@ -103,6 +109,26 @@ class SyncConfig:
         return parse_period(
             period, base=self.base, alpha=self.alpha, tolerance=self.tolerance, longest=self.longest, cost=self.cost
         )
+
+    def settled(self, *, replicas: int, steps: int, outer_steps: Callable[[], float]) -> tuple["SyncConfig", str]:
+        """What `auto` stands for with so many replicas, and steps in an epoch; and why.
+
+        `outer_steps` tells how many steps a step of Muon takes; it is asked only where it matters.
+        """
+        if self.strategy != "auto":
+            return self, "asked for"
+        mean = replace(self, period=self.period or "auto")
+        if self.period is not None or self.outer != "none":
+            return mean, "auto: the mean of the weights, with the period or outer step that was asked for"
+        if replicas == 1 or steps >= FEW_STEPS:
+            return mean, f"auto: {steps} steps in an epoch are enough for the mean of the weights, with a measured period"
+        load = outer_steps()
+        few = f"auto: {steps} steps in an epoch are few"
+        if load > _LONGEST_OUTER:
+            return mean, f"{few}, but Muon would take as long as {load:.2g} steps: the mean of the weights, with a measured period"
+        rate = round(_MUON_DISTANCE / math.sqrt(steps), 3)
+        chosen = replace(self, period=1, outer="muon", outer_rate=rate, momentum="reset")
+        return chosen, f"{few}: Muon at each, which takes as long as {load:.2g} steps"
 
     @property
     def overlaps(self) -> bool:

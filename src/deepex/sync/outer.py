@@ -13,7 +13,7 @@ Those whose steps do not shrink with d (`adam`, `trust`, `muon`) follow the sche
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, final
 
 import torch
@@ -174,6 +174,16 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
         squares = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(squares, squares, squares, beta=b, alpha=c), x, beta=a)
     return x.to(matrices.dtype)
+
+
+def muon_flops(shapes: Iterable[Sequence[int]]) -> float:
+    """The operations of one step by Muon on weights of these shapes."""
+    total = 0.0
+    for rows, *others in shapes:
+        if others:
+            small, large = sorted((rows, math.prod(others)))
+            total += _ROUNDS * (4 * small**2 * large + 2 * small**3)
+    return total
 
 
 def make_outer(kind: str, region: Region, *, rate: float, momentum: float, peak: float) -> OuterStep:
