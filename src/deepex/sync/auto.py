@@ -14,7 +14,7 @@ The period is the one with which learning is expected to take the least time, wh
 - Drift grows with H^¾: with the root where noise leads, in proportion while momentum builds up.
 
 Without bounds from theory there is a guard: if drift, or the gap between validation and training loss, grows by much, the period is
-halved, whatever the times say, and may double again from epoch to epoch.
+halved, whatever the times say, and may grow again from epoch to epoch. The periods of an epoch are of equal length, or nearly.
 """
 
 import math
@@ -22,11 +22,11 @@ from typing import Any, Final, final
 
 from typing_extensions import override
 
-from deepex.sync.period import PeriodRule, Rate, Seen
+from deepex.sync.period import PerEpoch, PeriodRule, Rate, Seen
 
 _EXPONENT: Final = 0.75  # of drift over the period
-_FIRST_DRIFT: Final = 0.015  # in one step, of the weights' norm, until it has been measured
-_GROWTH: Final = 2  # of the period, from one epoch to the next at most
+_FIRST_DRIFT: Final = 0.01  # in one step, of the weights' norm, until it has been measured
+_GROWTH: Final = 4  # of the period, from one epoch to the next at most
 _DRIFT_ALARM: Final = 1.5  # times the last epoch's
 _GAP_ALARM: Final = 0.25  # of the training loss
 _NO_TIME: Final = 1e-9  # seconds
@@ -65,7 +65,7 @@ class Auto(PeriodRule):
 
     @override
     def next_sync(self, step: int, steps: int) -> int:
-        return min(step + self._period, steps)
+        return PerEpoch(max(round(steps / self._period), -(-steps // self._longest))).next_sync(step, steps)
 
     @property
     def wants_times(self) -> bool:
