@@ -2,8 +2,10 @@
 
     python benchmarks/slow_network.py                                   # as root: it makes network namespaces (network.py)
     python benchmarks/slow_network.py --hosts 2 --rate 100mbit --seeds 5
+    deepex data pack /usr/share/datasets/fashion-mnist packed/fashion && python benchmarks/slow_network.py --data packed/fashion
 
-Hosts with one rank each, joined by links of a chosen rate, train a small convolutional network on the Fashion sample over gloo:
+Hosts with one rank each, joined by links of a chosen rate, train a small convolutional network on Fashion-MNIST over gloo (on the
+sample, unless `--data` says otherwise; the slower the link, the longer the epochs must be):
 with `sync.strategy=weights`, which stands still while the weights travel, and with another (`--strategy`, by default `background`:
 the collective of one period runs while the next one computes). First a run on the same hosts without a limit, with one sync per
 epoch, tells the seconds Y of a step; then an all-reduce of the run's own bytes on the slow link tells the seconds S of a sync; the
@@ -77,6 +79,7 @@ class Run:
 
     strategy: str
     seed: int
+    samples: int
     syncs: int
     sync_bytes: int
     blocked_seconds: list[float]
@@ -101,9 +104,9 @@ class Plan:
         return math.ceil(COMPUTE_PER_SYNC * self.sync_seconds / self.step_seconds)
 
 
-def train(hosts: SlowNetwork, out: Path, seed: int, epochs: int, **sync: object) -> Run:
+def train(hosts: SlowNetwork, out: Path, seed: int, epochs: int, data: str, **sync: object) -> Run:
     """Train on the hosts, one rank each, and read the run directory."""
-    changes = {**SETTINGS, "seed": seed, "epochs": epochs, **{f"sync.{key}": value for key, value in sync.items()}}
+    changes = {**SETTINGS, "data": data, "seed": seed, "epochs": epochs, **{f"sync.{key}": value for key, value in sync.items()}}
     words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     done = hosts.run([sys.executable, "-m", "deepex", "train", "fashion", "--quiet", "--out", str(out), *words], _environ())
     if done.code:
@@ -116,6 +119,7 @@ def train(hosts: SlowNetwork, out: Path, seed: int, epochs: int, **sync: object)
     return Run(
         strategy=str(sync["strategy"]),
         seed=seed,
+        samples=last.samples,
         syncs=last.syncs,
         sync_bytes=directory.state["sync_bytes"],
         blocked_seconds=[record.phase_seconds("sync") for record in timed],
@@ -136,10 +140,10 @@ def _environ() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
 
 
-def make_plan(hosts: int, rate: str, folder: Path, epochs: int) -> tuple[Plan, Run]:
+def make_plan(hosts: int, rate: str, folder: Path, epochs: int, data: str) -> tuple[Plan, Run]:
     """Measure step and sync, each where nothing else disturbs it; also the run that paid nothing for the network."""
     with SlowNetwork(hosts, rate=None) as free:
-        reference = train(free, folder / "free", 1, epochs, strategy=BASE, period="epoch")
+        reference = train(free, folder / "free", 1, epochs, data, strategy=BASE, period="epoch")
     with SlowNetwork(hosts, rate) as slow:
         seconds = statistics.median(measure_sum(slow, reference.sync_bytes, _environ()))
     plan = Plan(
@@ -151,14 +155,16 @@ def make_plan(hosts: int, rate: str, folder: Path, epochs: int) -> tuple[Plan, R
     return plan, reference
 
 
-def in_turns(hosts: int, rate: str, period: int, folder: Path, *, strategy: str, seeds: int, epochs: int) -> Iterator[list[Run]]:
+def in_turns(
+    hosts: int, rate: str, period: int, folder: Path, *, strategy: str, seeds: int, epochs: int, data: str
+) -> Iterator[list[Run]]:
     """For each seed the run of `weights` and that of the other strategy; who goes first changes."""
     with SlowNetwork(hosts, rate) as slow:
         for seed in range(1, seeds + 1):
             pair: list[Run | None] = [None, None]
             for place in (0, 1) if seed % 2 else (1, 0):
                 name = (BASE, strategy)[place]
-                pair[place] = train(slow, folder / f"{place}-{seed}", seed, epochs, strategy=name, period=period)
+                pair[place] = train(slow, folder / f"{place}-{seed}", seed, epochs, data, strategy=name, period=period)
             yield [run for run in pair if run is not None]
 
 
@@ -193,13 +199,13 @@ def summarise(pairs: Sequence[Sequence[Run]]) -> dict[str, Any]:
 def measure(hosts: int, options: argparse.Namespace) -> tuple[dict[str, Any], list[list[Run]]]:
     """All that is measured on one number of hosts."""
     with tempfile.TemporaryDirectory(prefix="deepex-") as folder:
-        plan, free = make_plan(hosts, options.rate, Path(folder), epochs=2)
+        plan, free = make_plan(hosts, options.rate, Path(folder), epochs=2, data=options.data)
         print(
             f"{hosts} hosts: a step takes {1000 * plan.step_seconds:.1f} ms; an all-reduce of {plan.sync_bytes / 1e6:.2f} MB "
             f"{1000 * plan.sync_seconds:.0f} ms, {plan.sync_seconds / plan.ideal_seconds:.2f} of the ideal; period {plan.period}",
             flush=True,
         )
-        wanted = {"strategy": options.strategy, "seeds": options.seeds, "epochs": options.epochs}
+        wanted = {"strategy": options.strategy, "seeds": options.seeds, "epochs": options.epochs, "data": options.data}
         pairs = list(in_turns(hosts, options.rate, plan.period, Path(folder), **wanted))
     changed = statistics.median(value for base, _ in pairs for value in base.step_seconds) / plan.step_seconds
     if not 0.75 < changed < 1.25:
@@ -210,6 +216,7 @@ def measure(hosts: int, options: argparse.Namespace) -> tuple[dict[str, Any], li
         **vars(plan),
         "period": plan.period,
         "steps_over_first": changed,
+        "samples": free.samples,
         "free": vars(free),
         "runs": [vars(run) for pair in pairs for run in pair],
         **summarise(pairs),
@@ -264,6 +271,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--rate", default="200mbit", help="of each link, in both directions, as tc takes it")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--data", default="sample:fashion", help="a packed dataset")
     parser.add_argument("--strategy", default="background", help=f"what is compared with {BASE}")
     return parser.parse_args()
 
@@ -283,6 +291,7 @@ def main() -> None:
         "strategies": [BASE, options.strategy],
         "settings": SETTINGS,
         "epochs": options.epochs,
+        "samples": results[0]["samples"],
         "results": results,
         "all": {name: difference(together, name) for name in ("loss", "error")},
     }

@@ -10,6 +10,7 @@ def make_run(strategy: str, seed: int, blocked: list[float], seconds: list[float
     return Run(
         strategy=strategy,
         seed=seed,
+        samples=6000,
         syncs=10,
         sync_bytes=8,
         blocked_seconds=blocked,

@@ -156,3 +156,7 @@ def test_from_the_command_line_on_two_ranks(sync: str, make_data: MakeData, tmp_
     assert run.epochs()[-1].train.loss < run.epochs()[0].train.loss
     if sync == "auto":
         assert all(epoch.period.startswith("auto: ") for epoch in run.epochs())
+        shown = run_deepex("show", str(out)).stdout
+        assert "how replicas met" in shown
+        assert f"{run.epochs()[0].drift['all']:.2%}" in shown
+        assert run.state["sync"]["reason"] in shown

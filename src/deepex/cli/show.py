@@ -114,7 +114,7 @@ def _print_head(console: Any, run: RunDirectory) -> None:
         f"comm       {state['comm']['kind']} ({state['comm']['reason']})",
         f"placement  {state['placement']['kind']} ({state['placement']['reason']})",
         f"optim      {_pairs(config['optim'])}",
-        f"sync       {_pairs(config['sync'])}",
+        f"sync       {_pairs(config['sync'])} ({state.get('sync', {}).get('reason', 'asked for')})",
         f"seed       {config['seed']}{', deterministic' if config['deterministic'] else ''}",
     ]
     lines += [f"machine    {_machine_text(machine)}; {state['threads']} thread(s) per rank" for machine in run.machine[:4]]
@@ -161,6 +161,13 @@ def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
         for epoch in shown
     ]
     _print_table(console, "seconds per phase, mean of ranks", ("epoch", *PHASES, "epoch takes", "syncs"), times)
+    met = [
+        (_number(epoch), str(epoch.syncs), f"{epoch.drift['all']:.2%}", f"{epoch.moved['all']:.2%}", epoch.period)
+        for epoch in shown
+        if epoch.drift
+    ]
+    if met:
+        _print_table(console, "how replicas met", ("epoch", "syncs", "drift", "moved", "period"), met)
     if any(epoch.partial for epoch in epochs):
         console.print("* resumed in its middle: its times do not cover all of it")
 
@@ -170,7 +177,7 @@ def _print_table(console: Any, title: str, columns: Sequence[str], rows: Sequenc
 
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="left" if column == "period" else "right")
     for row in rows:
         table.add_row(*row)
     console.print(table)
