@@ -1,6 +1,6 @@
 """A period that is chosen from what is measured: how many steps a sync takes, and how far replicas drift apart.
 
-    rule = Auto(tolerance=0.13, longest=256)
+    rule = Auto(tolerance=0.12, longest=256)
     rule.learn(seen); rule.reason       # "auto: 8, because a sync takes 3.1 steps and drift in 4 steps is 0.03 of the weights"
 
 The period is the one with which learning is expected to take the least time, which is the product of two factors:
@@ -25,7 +25,7 @@ from typing_extensions import override
 from deepex.sync.period import PerEpoch, PeriodRule, Rate, Seen
 
 _EXPONENT: Final = 0.75  # of drift over the period
-_FIRST_DRIFT: Final = 0.01  # in one step, of the weights' norm, until it has been measured
+_FIRST_DRIFT: Final = 0.0125  # in one step, of the weights' norm, until it has been measured
 _GROWTH: Final = 4  # of the period, from one epoch to the next at most
 _DRIFT_ALARM: Final = 1.5  # times the last epoch's
 _GAP_ALARM: Final = 0.25  # of the training loss
