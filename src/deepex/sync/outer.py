@@ -10,6 +10,7 @@ LARS in each replica divides by the norm of its own noisy gradient, which many r
 Those whose steps do not shrink with d (`adam`, `trust`, `muon`) follow the schedule of the learning rate by its share of the peak.
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -99,8 +100,8 @@ class Adam(OuterStep):
 class _Relative(OuterStep):
     """Each matrix moves by `rate` of the norm it began with, along a direction told by its velocity; the rest as momentum has it.
 
-    Steps that followed the norm of now would let it grow without end, and the faster the longer the steps: a network without
-    normalisation fell apart so (docs). Matrices of one shape, or its transpose, go together.
+    Steps that followed the norm of now would let it grow without end: random steps of 5 % make it half as large again in 300, and
+    networks without normalisation fell apart so. Matrices of one shape, or its transpose, go together.
     """
 
     def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, peak: float, matrices: Sequence[Place]) -> None:
@@ -113,10 +114,8 @@ class _Relative(OuterStep):
 
     @override
     def start(self, weights: torch.Tensor) -> None:
-        found = [place.of(weights).norm() for places in self._groups for place in places]
-        usual = [math.sqrt(place.rows / 3) for places in self._groups for place in places]  # as torch draws weights
-        self._norms.copy_(torch.stack(found) if found else self._norms)
-        self._norms.copy_(torch.where(self._norms > 0, self._norms, self._norms.new_tensor(usual)))
+        for k, place in enumerate(itertools.chain(*self._groups)):
+            self._norms[k] = float(place.of(weights).norm()) or math.sqrt(place.rows / 3)  # zeros: as torch would draw them
 
     @override
     def state(self) -> dict[str, torch.Tensor]:
