@@ -13,7 +13,8 @@ at a time, except at the end of an epoch; `background` has half a period to hide
 - The target is a validation loss, of the mean of the replicas: of the way from that after the first epoch with period 1 to the
   least of any fixed period, 70 % and 85 %. Between the ends of two epochs the loss is taken to fall in a straight line.
 - Judged: the time of `auto` to the target over that of the best fixed period, which is picked with hindsight from the same trials,
-  so that chance is on its side. The workloads `mlp` and `lenet` served to find the rule and its tolerance; the others did not.
+  so that chance is on its side. The workloads `mlp`, `lenet` and `convnet` served to find the rule, its tolerance and what it begins
+  with; the others did not.
 - Frontier: speedup per epoch, R / (1 + cost · syncs / steps), against epochs to the target, over periods, rules and strategies,
   with a cosine schedule, since QSR follows the rate.
 """
@@ -76,8 +77,9 @@ def _on_fashion(role: str, net: str, *rates: float, replicas: int, batch: int, e
 WORKLOADS: Final = {
     "mlp": _on_fashion("tuned", "periods:mlp", 0.02, 0.05, 0.1, replicas=16, batch=8),
     "lenet": _on_fashion("tuned", "lenet-caffe", 0.01, 0.03, 0.1, replicas=8, batch=16),
-    "convnet": _on_fashion("judged", "convnet", 0.003, 0.01, 0.03, replicas=8, batch=16, epochs=10),
+    "convnet": _on_fashion("tuned", "convnet", 0.003, 0.01, 0.03, replicas=8, batch=16, epochs=10),
     "batch-norm": _on_fashion("judged", "periods:normed", 0.01, 0.03, 0.1, replicas=16, batch=8),
+    "lenet-5": _on_fashion("judged", "lenet", 0.01, 0.03, 0.1, replicas=32, batch=4),
     "pf": Workload(role="judged", recipe="pf-small", net="cvae", replicas=8, batch=32, epochs=8, rates=(1e-4, 3e-4, 1e-3)),
     "diffraction": Workload(
         role="judged", recipe="atomai-small", net="periods:mlp", replicas=4, batch=8, epochs=16, rates=(0.003, 0.01, 0.03)

@@ -128,17 +128,17 @@ def test_what_a_sync_costs() -> None:
 
 def test_auto_is_judged_by_the_best_fixed_period() -> None:
     def both(name: str, losses: list[float], syncs: int) -> list[Trial]:
-        return [made(name, losses, seed=seed, syncs=syncs, workload="convnet") for seed in (1, 2)]
+        return [made(name, losses, seed=seed, syncs=syncs, workload="lenet-5") for seed in (1, 2)]
 
     fixed = both("weights 1", [2.0, 1.0], 60) + both("weights 16", [3.0, 2.5, 1.0], 4)
     found = fixed + [one for cost in periods.COSTS for one in both(f"auto at {cost:g}", [2.0, 1.0], 15)]
-    assert periods.targets(periods.settings("convnet", found, "weights ")) == pytest.approx([1.3, 1.15])
-    first = periods.judged("convnet", found)[0]
-    assert first[:4] == ["convnet", "3", "70%", "16"]
+    assert periods.targets(periods.settings("lenet-5", found, "weights ")) == pytest.approx([1.3, 1.15])
+    first = periods.judged("lenet-5", found)[0]
+    assert first[:4] == ["lenet-5", "3", "70%", "16"]
     best, mine = 2.8 * (1 + 3 * 4 / 60), 1.7 * (1 + 3 * 15 / 60)
     assert [float(str(cell)) for cell in first[4:6]] == pytest.approx([best, mine], abs=0.01)
     assert str(first[6]).startswith(f"{mine / best:.2f} ")
-    assert periods.overall("convnet", found) > 0
+    assert periods.overall("lenet-5", found) > 0
 
 
 def test_rate_that_was_tuned_and_trials_that_follow() -> None:
