@@ -13,8 +13,8 @@ at a time, except at the end of an epoch; `background` has half a period to hide
 - The target is a validation loss, of the mean of the replicas: of the way from that after the first epoch with period 1 to the
   least of any fixed period, 70 % and 85 %. Between the ends of two epochs the loss is taken to fall in a straight line.
 - Judged: the time of `auto` to the target over that of the best fixed period, which is picked with hindsight from the same trials,
-  so that chance is on its side. The workloads `mlp`, `lenet` and `convnet` served to find the rule, its tolerance and what it begins
-  with; the others did not.
+  so that chance is on its side. The workloads `mlp`, `lenet` and `convnet` served to find the rule, its tolerance and the period
+  that it begins with; the others did not.
 - Frontier: speedup per epoch, R / (1 + cost · syncs / steps), against epochs to the target, over periods, rules and strategies,
   with a cosine schedule, since QSR follows the rate.
 """
