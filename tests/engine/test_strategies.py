@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
+from deepex.engine.activation import forward_flops
 from deepex.engine.config import RunConfig
 from deepex.engine.optim import OptimConfig
 from deepex.errors import RunError
@@ -140,6 +142,13 @@ def test_auto_is_settled_from_what_the_run_has(make_data: MakeData, tmp_path: Pa
     wide = deepex.train(RunConfig(**{**keys, "net": "lenet-caffe", "replicas": 2}), SoloCommunicator(), out=tmp_path / "wide")
     assert "Muon would take as long as" in wide.state["sync"]["reason"]
     assert wide.epochs()[0].period.startswith("auto: ")
+
+
+def test_operations_of_a_network() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 64, 10))
+    assert forward_flops(network, (1, 8, 8)) == 2 * (9 * 4 * 64 + 256 * 10)
+    assert forward_flops(network, (1, 9, 9)) == 0, "it does not take these"
+    assert network[1].num_batches_tracked == 0, "and it is left as it was"
 
 
 @pytest.mark.parametrize("sync", ["background", "auto", "elastic"])

@@ -1,6 +1,7 @@
 """Join what a configuration names: dataset, network, device, placement."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +67,8 @@ def _settle_sync(
         channels, height, width = dataset.manifest.shape
         step = 3 * config.batch * forward_flops(network, (channels, *config.augment.size(height, width)))
         outer = muon_flops(parameter.shape for parameter in network.parameters())
-        return outer / (step * per_rank) / (_PRODUCTS_FASTER if device.type == "cuda" else 1.0)
+        speed = _PRODUCTS_FASTER if device.type == "cuda" else 1.0
+        return outer / (speed * step * per_rank) if step else math.inf
 
     sync, reason = config.sync.settled(replicas=shards.replicas, steps=shards.steps, outer_steps=outer_steps)
     return dataclasses.replace(config, sync=sync), reason

@@ -126,7 +126,7 @@ class SyncConfig:
         few = f"auto: {steps} steps in an epoch are few"
         if load > _LONGEST_OUTER:
             return mean, f"{few}, but Muon would take as long as {load:.2g} steps: the mean of the weights, with a measured period"
-        rate = round(_MUON_DISTANCE / math.sqrt(steps), 3)
+        rate = self.outer_rate or round(_MUON_DISTANCE / math.sqrt(steps), 3)
         chosen = replace(self, period=1, outer="muon", outer_rate=rate, momentum="reset")
         return chosen, f"{few}: Muon at each, which takes as long as {load:.2g} steps"
 
