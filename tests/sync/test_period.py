@@ -171,6 +171,15 @@ def test_auto_halves_the_period_when_drift_grows() -> None:
     assert "grew" not in rule.reason
 
 
+def test_auto_does_not_mind_drift_that_grows_but_is_small() -> None:
+    rule = auto(cost=1.0)
+    for drift in (1e-5, 1e-4, 1e-3):
+        rule.learn(seen(drift=drift, steps=64, syncs=1))
+        assert "grew" not in rule.reason
+    rule.learn(seen(drift=0.031, steps=64, syncs=1))
+    assert "drift grew" in rule.reason
+
+
 def test_auto_halves_the_period_when_the_gap_to_validation_grows() -> None:
     rule = auto(cost=10.0)
     keys = {"drift": 0.01, "steps": 64, "syncs": 4}

@@ -28,6 +28,7 @@ _EXPONENT: Final = 0.75  # of drift over the period
 _FIRST_DRIFT: Final = 0.0125  # in one step, of the weights' norm, until it has been measured
 _GROWTH: Final = 4  # of the period, from one epoch to the next at most
 _DRIFT_ALARM: Final = 1.5  # times the last epoch's
+_MUCH: Final = 0.25  # of the tolerance: drift below it may grow as it likes
 _GAP_ALARM: Final = 0.25  # of the training loss
 _NO_TIME: Final = 1e-9  # seconds
 
@@ -112,7 +113,7 @@ class Auto(PeriodRule):
         grown = [
             name
             for name, has in (
-                ("drift", now["drift"] > _DRIFT_ALARM * before["drift"] > 0),
+                ("drift", seen.drift > _MUCH * self._tolerance and now["drift"] > _DRIFT_ALARM * before["drift"]),
                 ("the gap to validation", gap - before["gap"] > _GAP_ALARM * abs(seen.loss)),
             )
             if has
