@@ -86,7 +86,7 @@ WORKLOADS: Final = {
         role="judged", recipe="atomai-small", net="periods:mlp", replicas=4, batch=8, epochs=16, rates=(0.003, 0.01, 0.03)
     ),
     "frontier": _on_fashion(
-        "frontier", "lenet", 0.01, 0.03, 0.1, replicas=16, batch=8, **{"optim.schedule": "cosine", "optim.final": 0.1}
+        "frontier", "lenet", 0.01, 0.03, 0.1, replicas=8, batch=16, **{"optim.schedule": "cosine", "optim.final": 0.1}
     ),
 }
 
