@@ -193,6 +193,12 @@ def settings(workload: str, found: Iterable[Trial], kind: str = "") -> dict[str,
     return some
 
 
+def complete(workload: str, found: Sequence[Trial]) -> bool:
+    """Whether all periods, and `auto`, have been tried with the same seeds."""
+    seeds = [[one.seed for one in some] for some in settings(workload, found).values()]
+    return len(seeds) == len(PERIODS) + len(COSTS) and all(each == seeds[0] for each in seeds)
+
+
 def targets(fixed: dict[str, list[Trial]]) -> list[float]:
     """The losses to be reached."""
     first = statistics.mean(one.epochs[0].validation for one in fixed["weights 1"])
@@ -275,7 +281,7 @@ def report(found: Sequence[Trial], where: Path) -> None:
     """Tables and plot of what there is."""
     columns = ["workload", "a sync, steps", "of the way", "best fixed", "its time", "auto's"]
     columns += ["ratio (of each seed)", "auto chose", "all over the best"]
-    done = [name for name, task in WORKLOADS.items() if task.role != "frontier" and settings(name, found, "auto ")]
+    done = [name for name, task in WORKLOADS.items() if task.role != "frontier" and complete(name, found)]
     for role in ("tuned", "judged"):
         rows = [row for name in done if WORKLOADS[name].role == role for row in judged(name, found)]
         if rows:

@@ -141,6 +141,14 @@ def test_auto_is_judged_by_the_best_fixed_period() -> None:
     assert periods.overall("lenet-5", found) > 0
 
 
+def test_a_workload_is_shown_when_all_its_trials_are_there() -> None:
+    found = periods.sweep("lenet-5", 0.03, [1, 2])
+    assert periods.complete("lenet-5", found)
+    assert not periods.complete("lenet-5", found[:-1])
+    assert not periods.complete("lenet-5", found[:1])
+    assert not periods.complete("lars", found)
+
+
 def test_rate_that_was_tuned_and_trials_that_follow() -> None:
     tried = [made(f"rate {rate:g}", [loss], workload="lenet", **{"optim.rate": rate}) for rate, loss in ((0.01, 0.5), (0.03, 0.4))]
     assert periods.tuned_rate("lenet", tried) == 0.03
