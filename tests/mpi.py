@@ -8,6 +8,9 @@ from pathlib import Path
 from deepex.comm.launch import launcher_prefix
 
 ROOT = Path(__file__).parent.parent
+HANGS = (
+    400.0  # seconds after which a child is taken to hang: many times what any takes, as a shared machine may starve it for minutes
+)
 
 
 def rank_environ(**extra: str) -> dict[str, str]:
@@ -19,9 +22,7 @@ def rank_environ(**extra: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "PYTHONPATH": path, **extra}
 
 
-def run_ranks(
-    ranks: int, *command: str, cwd: Path = ROOT, timeout: float = 100, **environ: str
-) -> subprocess.CompletedProcess[str]:
+def run_ranks(ranks: int, *command: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run `python COMMAND…` on `ranks` ranks and give back what it printed."""
     prefix, extra = launcher_prefix(ranks)
     return subprocess.run(
@@ -30,12 +31,12 @@ def run_ranks(
         env=rank_environ(**extra, **environ),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=HANGS,
         check=False,
     )
 
 
-def run_deepex(*arguments: str, cwd: Path = ROOT, timeout: float = 100, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_deepex(*arguments: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the `deepex` command as a user would."""
     return subprocess.run(
         [sys.executable, "-m", "deepex", *arguments],
@@ -43,7 +44,7 @@ def run_deepex(*arguments: str, cwd: Path = ROOT, timeout: float = 100, **enviro
         env=rank_environ(**environ),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=HANGS,
         check=False,
     )
 

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.mpi import HANGS
+
 DEEPEX = [sys.executable, "-m", "deepex"]
 
 
 def run(*words: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*DEEPEX, *map(str, words)], capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run([*DEEPEX, *map(str, words)], capture_output=True, text=True, timeout=HANGS, check=False)
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def test_an_interrupted_packing_says_so_and_goes_on(tmp_path: Path) -> None:
             assert packing.poll() is None, packing.stderr
             time.sleep(0.01)
         packing.send_signal(signal.SIGINT)
-        _, said = packing.communicate(timeout=60)
+        _, said = packing.communicate(timeout=HANGS)
     assert packing.returncode == 130
     assert "the same command goes on from there" in said
     assert said.splitlines()[-1] == "deepex: interrupted"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deepex.cli import main
-from tests.mpi import ROOT, own_lines, rank_environ, run_deepex
+from tests.mpi import HANGS, ROOT, own_lines, rank_environ, run_deepex
 
 MakeData = Callable[[int], Path]
 HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"
@@ -42,7 +42,7 @@ def run_on_terminal(*command: str, **environ: str) -> tuple[int, str, str]:
         os.close(slave)
         reader = threading.Thread(target=read)
         reader.start()
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=HANGS)
         reader.join()
     os.close(master)
     return process.returncode, b"".join(drawn).decode(), errors

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.mpi import rank_environ, run_ranks
+from tests.mpi import HANGS, rank_environ, run_ranks
 
 FAILING = """
 import sys, threading
@@ -28,7 +28,7 @@ print("came to its end")
 
 def _fail(kind: str, body: str) -> subprocess.CompletedProcess[str]:
     script = FAILING.replace("{body}", textwrap.indent(textwrap.dedent(body), " " * 8).strip())
-    result = run_ranks(2, "-c", script, kind, timeout=60)
+    result = run_ranks(2, "-c", script, kind)
     assert result.returncode != 0
     assert "came to its end" not in result.stdout
     return result
@@ -94,5 +94,5 @@ background.close()
 print(tensor.tolist(), threading.active_count())
 """
     command = [sys.executable, "-c", script]
-    result = subprocess.run(command, env=rank_environ(), capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, env=rank_environ(), capture_output=True, text=True, timeout=HANGS, check=False)
     assert result.stdout.split(maxsplit=3) == ["[0.5,", "0.5,", "0.5]", "1\n"], result.stderr[-3000:]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.comm.contract import CHECKS
-from tests.mpi import ROOT, rank_environ, run_ranks
+from tests.mpi import HANGS, ROOT, rank_environ, run_ranks
 
 
 def _verdict(result: subprocess.CompletedProcess[str], size: int, *words: str) -> None:
@@ -35,6 +35,6 @@ def test_gloo_under_torchrun() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run(
         [*command, "-m", "tests.comm.contract", "FUNNELED", "gloo"],
-        cwd=ROOT, env=rank_environ(), capture_output=True, text=True, timeout=100, check=False,
+        cwd=ROOT, env=rank_environ(), capture_output=True, text=True, timeout=HANGS, check=False,
     )  # fmt: skip
     _verdict(result, 2, "gloo")

@@ -43,7 +43,7 @@ from deepex.engine.activation import activation_bytes
 from deepex.errors import DataError
 from deepex.nets import build
 from deepex.recipes.job import SAMPLES
-from tests.mpi import rank_environ, run_deepex, run_ranks
+from tests.mpi import HANGS, rank_environ, run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
 
@@ -274,7 +274,7 @@ def test_a_damaged_dataset_ends_a_job_of_ranks_with_2(make_data: MakeData, tmp_p
     shutil.copytree(make_data(130), data)
     damage(data / "train-00001.npy")
     settings = [f"--set={s}" for s in (f"data={data}", "epochs=1", "batch=8", "threads=1")]
-    result = run_deepex("train", "fashion", "--ranks=2", f"--out={tmp_path / 'run'}", *settings, timeout=60)
+    result = run_deepex("train", "fashion", "--ranks=2", f"--out={tmp_path / 'run'}", *settings)
     assert result.returncode == 2, result.stderr
     assert "train-00001.npy was changed after packing" in result.stderr
     assert "Traceback" not in result.stderr
@@ -365,7 +365,7 @@ def test_a_rank_that_stops_reading_tells_the_others_nothing(feed: str, many_file
     samples = Samples(part, Shards(part.count, 1, 8), range(1), seed=1, shuffled=True)
     made = HostFeed(samples, Cache(samples)) if feed == "host" else DeviceFeed(samples, torch.device("cpu"))
     made.begin(0, [Turn(0, 0, samples.shards.steps)])
-    assert begun.wait(20)
+    assert begun.wait(HANGS)
     made.close()
     assert told == []
 
@@ -501,7 +501,7 @@ def test_a_gate_wakes_another_process(tmp_path: Path) -> None:
         assert gates.passed(0, 30)
         threading.Event().wait(0.2)  # for the other to fall asleep
         gates.open(1)
-        assert other.wait(60) == 0
+        assert other.wait(HANGS) == 0
 
 
 def test_activations_are_those_that_a_step_keeps() -> None:

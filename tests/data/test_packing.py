@@ -33,7 +33,7 @@ from deepex.data.packing.moments import Moments
 from deepex.data.packing.site import Site
 from deepex.data.source.base import Bad, Images, Source
 from deepex.errors import DataError, StorageError
-from tests.mpi import rank_environ, run_ranks
+from tests.mpi import HANGS, rank_environ, run_ranks
 
 
 @final
@@ -462,9 +462,9 @@ def test_a_killed_packing_leaves_no_workers_and_can_go_on(tmp_path: Path, moment
         """)
     )
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=rank_environ()) as packing:
-        assert packing.wait(60) == -9
+        assert packing.wait(HANGS) == -9
         try:
-            packing.communicate(timeout=30)
+            packing.communicate(timeout=HANGS)
         except subprocess.TimeoutExpired:
             pytest.fail("workers outlived the process that began them")
     put(Numbered(400, block=1), tmp_path / "out", file_bytes=24)
@@ -479,12 +479,12 @@ def test_a_disk_that_fills_is_named_and_the_packing_goes_on_afterwards(tmp_path:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 
-    done = subprocess.run(command, check=False, capture_output=True, text=True, preexec_fn=limit, timeout=100)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, preexec_fn=limit, timeout=HANGS)
     assert done.returncode == 1
     assert "cannot write" in done.stderr
     assert "MB are free there" in done.stderr
     assert "Traceback" not in done.stderr
-    assert subprocess.run(command, check=False, capture_output=True, timeout=100).returncode == 0
+    assert subprocess.run(command, check=False, capture_output=True, timeout=HANGS).returncode == 0
     assert PackedDataset.open(tmp_path / "out").verify() == []
 
 

@@ -30,7 +30,7 @@ from deepex.record import RunDirectory
 from deepex.record.run import hold
 from deepex.sync import SyncConfig
 from tests.engine import several
-from tests.mpi import ROOT, rank_environ, run_deepex, run_ranks
+from tests.mpi import HANGS, ROOT, rank_environ, run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
 
@@ -253,7 +253,7 @@ def test_sigterm_to_a_parallel_job_writes_a_checkpoint_and_ends_cleanly(make_dat
     process = subprocess.Popen([*command, *keys], cwd=ROOT, env=rank_environ())
     _wait_for(lambda: (run / "epochs.jsonl").is_file() and len(RunDirectory.open(run).epochs()) >= 2)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=HANGS) == 0
     state = RunDirectory.open(run).state
     assert state["status"] == "stopped"
     position = checkpoints.newest(run / "checkpoints").position
@@ -333,7 +333,7 @@ def test_a_run_that_was_killed_at_its_target_does_not_go_beyond(
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.002)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deepex.machine.heap import keep_heap
-from tests.mpi import rank_environ
+from tests.mpi import HANGS, rank_environ
 
 COUNT = """
 import ctypes, os, resource, sys
@@ -39,7 +39,7 @@ PAGES = 48 * 1024 // 64  # of one large tensor, with the largest pages that are 
 def measure() -> dict[str, tuple[int, int]]:
     """The faults and what was given back, of a process that keeps its heap, and of one that leaves it as it is."""
     done = subprocess.run(
-        [sys.executable, "-c", COUNT], env=rank_environ(), capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", COUNT], env=rank_environ(), capture_output=True, text=True, check=True, timeout=HANGS
     )
     return {how: (int(taken), int(returned)) for how, taken, returned in map(str.split, done.stdout.splitlines())}
 
