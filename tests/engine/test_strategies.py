@@ -34,7 +34,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "hierarchical": {"strategy": "hierarchical", "group": 2, "between": 2, "outer": "slowmo"},
     "int8": {"wire": "int8"},
     "adacomm": {"period": "adacomm", "base": 2},
-    "auto": {"period": "auto"},
+    "auto": {"period": "auto", "cost": 2.0, "tolerance": 0.02},
 }
 
 
@@ -91,6 +91,22 @@ def test_the_record_tells_drift_and_why(make_data: MakeData, tmp_path: Path) -> 
         RunConfig(**{**config(make_data(192)).__dict__, "replicas": 1}), SoloCommunicator(), out=tmp_path / "alone"
     )
     assert [(epoch.period, epoch.drift) for epoch in alone.epochs()] == [("", {})] * 3
+
+
+def test_auto_looks_at_drift_after_the_first_stretch(make_data: MakeData, tmp_path: Path) -> None:
+    """The rest of the epoch is planned by what was seen; all samples are used, and counted, once."""
+    syncs = {}
+    for rate in (0.002, 0.2):
+        auto = config(make_data(192), period="auto", cost=2.0, tolerance=0.04)
+        run = deepex.train(
+            RunConfig(**{**auto.__dict__, "optim": OptimConfig(rate=rate)}), SoloCommunicator(), out=tmp_path / f"{rate}"
+        )
+        names = sorted(path.stem for path in run.checkpoints.glob("epoch000000-*.json"))
+        syncs[rate] = [int(name.partition("step")[2][:6]) for name in names]
+        first = run.epochs()[0]
+        assert (first.samples, first.steps, first.syncs) == (192, 6, len(names) + 1)
+        assert first.drift["all"] > 0
+    assert syncs == {0.002: [3], 0.2: [3, 4, 5]}
 
 
 def test_estimated_statistics_are_those_of_the_agreed_weights(make_data: MakeData, tmp_path: Path) -> None:

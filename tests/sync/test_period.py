@@ -150,6 +150,49 @@ def test_auto_with_a_cost_that_is_given_looks_at_no_clock() -> None:
     assert "times are not looked at" in blind.reason
 
 
+def rest_of(rule: PeriodRule, step: int) -> list[int]:
+    """The lengths of the stretches from a step on, of an epoch of 108."""
+    return [stop - start for start, stop in segments(rule, step, 108)]
+
+
+@pytest.mark.parametrize(("drift", "expected"), [(0.1, 2), (0.0125, 12), (0.001, 48)])
+def test_auto_plans_the_rest_of_the_first_epoch_by_the_drift_of_its_first_stretch(drift: float, expected: int) -> None:
+    rule = auto(cost=10.0)
+    assert (rule.wants_look, period(rule)) == (True, 12)
+    rule.look(drift * 12**0.75, 12)
+    assert not rule.wants_look
+    assert period(rule) == expected == min(least_time(10.0, drift), 4 * 12)
+    assert rule.reason.startswith("auto: 12, because sync.cost says")
+    assert f"; after 12 steps {expected}, because drift in them was {drift * 12**0.75:.2g} of the weights" in rule.reason
+    rest = rest_of(rule, 12)
+    assert sum(rest) == 96
+    assert max(rest) - min(rest) <= 1, "the rest is cut evenly"
+    assert abs(max(rest) - expected) <= 1
+    again = auto(cost=10.0)
+    again.restore(json.loads(json.dumps(rule.state)))
+    assert not again.wants_look
+    assert rest_of(again, 12 + rest[0]) == rest[1:], "as in the run that was not resumed"
+    learnt(rule, 0.0125, 10.0)
+    whole = plan(rule, 1, 108)
+    assert (sum(whole), max(whole) - min(whole) <= 1) == (108, True), "later epochs are planned whole"
+
+
+def test_auto_looks_at_replicas_that_have_met() -> None:
+    """In the background the first mean comes later than the first sync, and no drift has been seen."""
+    rule = auto(cost=10.0)
+    before = plan(rule, 0, 108)
+    rule.look(0.0, before[0])
+    assert (rule.wants_look, rest_of(rule, before[0])) == (False, before[1:])
+    waits = parse_period("1 until 2 then auto", cost=10.0)
+    waits.begin_epoch(0, lambda _step: 0.1)
+    assert not waits.wants_look, "not yet, and not later: by then there has been drift"
+    hurries = parse_period("auto until 2 then 1", cost=10.0)
+    hurries.begin_epoch(0, lambda _step: 0.1)
+    assert hurries.wants_look
+    hurries.look(0.1 * 12**0.75, 12)
+    assert rest_of(hurries, 12) == [2] * 48
+
+
 def test_auto_lets_a_tolerance_decide_how_much_drift_is_much() -> None:
     assert period(auto(cost=10.0, tolerance=0.03)) == least_time(10.0, 0.0125, 0.03) < least_time(10.0, 0.0125)
 

@@ -101,6 +101,7 @@ def train(
                     problem.step(memory, comm.rank * per_rank + turn.index, epoch, step)
                 momentum.end(turn.index)
         drifts.append(float(torch.tensor(comm.gather(drift.read())).mean(0)[0]) ** 0.5)
+        drift.reset()
     strategy.agreement.close()
     return memory[: BUFFERS + WEIGHTS].clone(), drifts
 

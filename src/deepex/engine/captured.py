@@ -93,8 +93,7 @@ class CapturedRunner(Runner):
         self.choice = StepChoice(kind="captured", reason=reason, fusions=dict(self._fused.found))
 
     @override
-    def begin_epoch(self, epoch: int, turns: Sequence[Turn]) -> None:
-        self.sums.zero_()
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         self._parts.feed.begin(epoch, turns)
         self._source.begin(epoch, turns)
         self._row = 0

@@ -1,12 +1,14 @@
 """What one rank does between two syncs, and at a sync: its replicas take turns on the arena, then all ranks agree.
 
     learner.begin_epoch(epoch, step=0)
-    for start, stop in learner.plan:
-        learner.segment(epoch, start, stop)
+    while learner.plan:
+        stop = learner.segment(epoch, *learner.plan.popleft())
+        learner.look(epoch, stop)
 
 Compute phases contain no collective, so a slow rank shows as slow; nothing is read from the device.
 """
 
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Final
@@ -43,6 +45,7 @@ from deepex.sync import (
     segments,
 )
 from deepex.sync.auto import Auto
+from deepex.sync.drift import relative
 from deepex.sync.overlapped import Overlapped
 from deepex.sync.region import Place
 from deepex.sync.strategy import Turn as SyncTurn
@@ -108,7 +111,7 @@ class Learner:
             config.statistics, self.network, replicas=job.replicas, steps=self._shards.steps
         )
         self.statistics = self._make_statistics() if estimates else None
-        self.plan: list[tuple[int, int]] = []
+        self.plan: deque[tuple[int, int]] = deque()  # the stretches that are still to be run
         self.rate, self._epoch, self._syncs = 0.0, 0, 0
 
     def start(self) -> None:
@@ -191,12 +194,27 @@ class Learner:
     def begin_epoch(self, epoch: int, step: int, syncs: int = 0) -> None:
         """Plan the syncs of an epoch from `step` on, before which there have been `syncs`, and start its feed."""
         self.clock.reset()
+        self.runner.sums.zero_()
+        if self.strategy.drift is not None:
+            self.strategy.drift.reset()
         self._syncs = syncs
         self.rule.begin_epoch(epoch, lambda step: self._rate(epoch, step))
-        self.plan = self.strategy.plan(segments(self.rule, step, self._shards.steps))
+        self._plan(epoch, step)
+
+    def look(self, epoch: int, step: int) -> None:
+        """Plan the rest of an epoch anew if the rule wants it to be, with the drift seen so far. Collective where it does."""
+        if self.plan or step == self._shards.steps or self.strategy.drift is None:
+            return
+        rows = self._comm.gather_rows(torch.tensor(self.strategy.drift.read(), dtype=torch.float64))
+        self.rule.look(relative(self.strategy.drift.summary(rows.mean(0).tolist()), "drift")["all"], step)
+        self._plan(epoch, step)
+
+    def _plan(self, epoch: int, step: int) -> None:
+        stretches = self.strategy.plan(segments(self.rule, step, self._shards.steps))
+        self.plan = deque(stretches[:1] if self.rule.wants_look and self.strategy.drift is not None else stretches)
         turns = [self._turn(turn) for stretch in self.plan for turn in self.strategy.order(*stretch)]
-        self.runner.begin_epoch(epoch, turns)
-        self.clock.start()
+        self.runner.begin(epoch, turns)
+        self.clock.start()  # planning is none of the phases
 
     def segment(
         self, epoch: int, start: int, stop: int, *, asked_to_stop: Callable[[], bool], stepped: Callable[[int], None]
@@ -253,7 +271,7 @@ class Learner:
         return State(shared=kept.shared, own={**kept.own, **({"momentum": momenta} if momenta else {})})
 
     def apart(self) -> list[float]:
-        """How far replicas were apart at the syncs since the last time, for `strategy.drift.summary`."""
+        """How far replicas were apart at the syncs of the epoch, for `strategy.drift.summary`."""
         return self.strategy.drift.read() if self.strategy.drift is not None else []
 
     def learn(self, record: EpochRecord) -> None:

@@ -1,6 +1,6 @@
 """How a rank runs the steps of a turn: one by one here, or as replays of a captured step (captured.py).
 
-runner.begin_epoch(epoch, turns)
+runner.begin(epoch, turns)
 for steps, samples in runner.steps(epoch, turn):
     …                                   # so many more steps are queued
 runner.update(rate)                     # where gradients are agreed on: after the sync
@@ -68,8 +68,8 @@ class Runner(ABC):
     step_seconds = 0.0
 
     @abstractmethod
-    def begin_epoch(self, epoch: int, turns: Sequence[Turn]) -> None:
-        """Get ready for the turns of an epoch, or of the rest of one, in their order."""
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
+        """Get ready for the turns of an epoch, or of a part of one, in their order."""
 
     @abstractmethod
     def steps(self, epoch: int, turn: Turn) -> Iterator[tuple[int, int]]:
@@ -89,8 +89,7 @@ class EagerRunner(Runner):
         self.sums, self.choice = step.sums, choice
 
     @override
-    def begin_epoch(self, epoch: int, turns: Sequence[Turn]) -> None:
-        self.sums.zero_()
+    def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
         self._parts.feed.begin(epoch, turns)
 
     @override

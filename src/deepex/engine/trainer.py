@@ -107,10 +107,12 @@ class Trainer:
         self._watcher.epoch_began(epoch + 1, mine)
         began, syncs, stopped = perf_counter(), position.syncs, False
         learner.begin_epoch(epoch, position.step, position.syncs)
-        for start, planned in learner.plan:
+        while learner.plan:
+            start, planned = learner.plan.popleft()
             stop = learner.segment(epoch, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped)
             syncs += 1
             stopped = self._poll.stop(learner.requests) or stop < planned
+            learner.look(epoch, stop)
             every = self._config.checkpoint.syncs
             if stop < shards.steps and (stopped or (every and syncs % every == 0)):
                 here = self._position(epoch, stop, syncs, position)

@@ -14,7 +14,8 @@ The period is the one with which learning is expected to take the least time, wh
 - Drift grows with H^¾: with the root where noise leads, in proportion while momentum builds up.
 
 Without bounds from theory there is a guard: if drift, or the gap between validation and training loss, grows by much, the period is
-halved, whatever the times say, and may grow again from epoch to epoch. The periods of an epoch are of equal length, or nearly.
+halved, whatever the times say, and may grow again from epoch to epoch. The periods of an epoch are of equal length, or nearly;
+those of the first are planned when the drift of its first stretch is known.
 """
 
 import math
@@ -42,6 +43,7 @@ class Auto(PeriodRule):
         self._period, self._reason = 1, "auto: 1, because nothing has been measured yet"
         self._bound = longest
         self._before: dict[str, float] = {}
+        self._first_cost, self._looked, self._planned_from = 0.0, False, 0
         if cost:
             self._begin(cost, "sync.cost says that a sync takes")
 
@@ -53,12 +55,14 @@ class Auto(PeriodRule):
     @property
     @override
     def state(self) -> dict[str, Any]:
-        return {"period": self._period, "reason": self._reason, "bound": self._bound, "before": self._before}
+        learnt = {"period": self._period, "reason": self._reason, "bound": self._bound, "before": self._before}
+        return {**learnt, "planned_from": self._planned_from}
 
     @override
     def restore(self, state: dict[str, Any]) -> None:
         self._period, self._reason = int(state.get("period", 1)), str(state.get("reason", self._reason))
         self._bound, self._before = int(state.get("bound", self._longest)), dict(state.get("before", {}))
+        self._looked, self._planned_from = True, int(state.get("planned_from", 0))
 
     @override
     def begin_epoch(self, epoch: int, rate: Rate) -> None:
@@ -66,7 +70,9 @@ class Auto(PeriodRule):
 
     @override
     def next_sync(self, step: int, steps: int) -> int:
-        return PerEpoch(max(round(steps / self._period), -(-steps // self._longest))).next_sync(step, steps)
+        done = self._planned_from
+        rest = steps - done
+        return done + PerEpoch(max(round(rest / self._period), -(-rest // self._longest))).next_sync(step - done, rest)
 
     @property
     def wants_times(self) -> bool:
@@ -77,8 +83,22 @@ class Auto(PeriodRule):
         """Hear of times measured before the first epoch."""
         self._begin(self._ratio(step_seconds, sync_seconds), "before the first epoch a sync took")
 
+    @property
+    @override
+    def wants_look(self) -> bool:
+        return not self._looked
+
+    @override
+    def look(self, drift: float, step: int) -> None:
+        self._looked = True
+        if drift > 0:  # else replicas have not met yet, as in the background
+            self._period = min(self._best(self._first_cost, drift / step**_EXPONENT), step * _GROWTH)
+            self._planned_from = step
+            self._reason += f"; after {step} steps {self._period}, because drift in them was {drift:.2g} of the weights"
+
     @override
     def learn(self, seen: Seen) -> None:
+        self._looked, self._planned_from = True, 0
         cost = self._cost or self._ratio(seen.step_seconds, seen.sync_seconds)
         alarm, had = self._alarm(seen), min(self._period, seen.steps)
         self._bound = max(1, min(self._bound, had) // 2) if alarm else min(self._bound * _GROWTH, self._longest)
@@ -90,6 +110,7 @@ class Auto(PeriodRule):
         self._reason = f"auto: {self._period}, because {times} and {drift}{held}{alarm}"
 
     def _begin(self, cost: float, words: str) -> None:
+        self._first_cost = cost
         self._period = self._best(cost, _FIRST_DRIFT)
         self._reason = f"auto: {self._period}, because {words} {cost:.2g} steps"
 

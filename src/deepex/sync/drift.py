@@ -3,10 +3,11 @@
     drift = Drift(region, spans, replicas_per_rank=8)
     drift.note(index)            # a replica's turn is over
     drift.met(mean)              # and all have met
-    drift.read()                 # once per epoch: sums over the syncs since the last time
+    drift.read()                 # mean squares over the syncs of the epoch
+    drift.reset()                # and the next one begins
 
 Measured on a sample of the weights, some of each group, that is copied before the sync and compared after: a read of a few thousand
-numbers instead of the whole arena, no collective, and nothing reaches the host before the epoch is over. A norm is known to a few
+numbers instead of the whole arena, no collective, and nothing reaches the host before it is read. A norm is known to a few
 percent so, and exactly where a group has no more weights than its sample.
 """
 
@@ -71,11 +72,14 @@ class Drift:
         self._last, self._syncs = centre, self._syncs + 1
 
     def read(self) -> list[float]:
-        """Mean squares over the syncs since the last time, three for each group; zeros if there was none. Waits for the device."""
+        """Mean squares over the syncs so far, three for each group; zeros if there was none. Waits for the device."""
         found = (self._sums / max(self._syncs, 1)).T.reshape(-1).tolist()
+        return [float(value) for value in found]
+
+    def reset(self) -> None:
+        """Forget the syncs so far."""
         self._sums.zero_()
         self._syncs = 0
-        return [float(value) for value in found]
 
     def summary(self, values: Sequence[float]) -> dict[str, Apart]:
         """What `read` gave, averaged over the ranks, as root mean squares by group."""

@@ -5,7 +5,7 @@
     segments(rule, 0, 94)       # [(0, 24), (24, 47), (47, 71), (71, 94)]
 
 A rule plans one epoch at a time, from what it has seen of those before: the loss, drift and times reach the host once per epoch, on
-every rank the same.
+every rank the same. One that has seen nothing yet may plan the first stretch alone, look at the drift, and plan the rest (`look`).
 """
 
 import math
@@ -64,6 +64,15 @@ class PeriodRule(ABC):
 
     def begin_epoch(self, epoch: int, rate: Rate) -> None:
         """An epoch, counted from 0, is about to be planned; `rate` is the learning rate in each of its steps."""
+        return
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether the rest of the epoch is better planned after its first sync, with the drift seen there."""
+        return False
+
+    def look(self, drift: float, step: int) -> None:
+        """Hear of the drift at the first sync of an epoch, after `step` steps."""
         return
 
     @abstractmethod
@@ -138,6 +147,15 @@ class Until(PeriodRule):
     def begin_epoch(self, epoch: int, rate: Rate) -> None:
         self._now = self._first if epoch < self._epochs else self._then
         self._now.begin_epoch(epoch, rate)
+
+    @property
+    @override
+    def wants_look(self) -> bool:
+        return self._now.wants_look
+
+    @override
+    def look(self, drift: float, step: int) -> None:
+        self._now.look(drift, step)
 
     @override
     def next_sync(self, step: int, steps: int) -> int:

@@ -31,7 +31,7 @@ class Feed(ABC):
 
     @abstractmethod
     def begin(self, epoch: int, turns: Sequence[Turn]) -> None:
-        """Start an epoch, or the rest of one."""
+        """Start an epoch, or a part of one."""
 
     @abstractmethod
     def next(self) -> Batch:
