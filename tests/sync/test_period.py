@@ -185,7 +185,10 @@ def test_auto_looks_at_replicas_that_have_met() -> None:
     assert (rule.wants_look, rest_of(rule, before[0])) == (False, before[1:])
     waits = parse_period("1 until 2 then auto", cost=10.0)
     waits.begin_epoch(0, lambda _step: 0.1)
-    assert not waits.wants_look, "not yet, and not later: by then there has been drift"
+    assert not waits.wants_look
+    waits.learn(seen(drift=0.01))
+    waits.begin_epoch(2, lambda _step: 0.1)
+    assert not waits.wants_look, "drift has been seen"
     hurries = parse_period("auto until 2 then 1", cost=10.0)
     hurries.begin_epoch(0, lambda _step: 0.1)
     assert hurries.wants_look

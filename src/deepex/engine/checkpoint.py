@@ -50,15 +50,16 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is: `epoch` whole epochs, and `step` steps into the next, of which `syncs` syncs and `sums` so far.
+    """How far a run is: `epoch` whole epochs, and `step` steps into the next, of which `syncs`, `sums` and `apart` so far.
 
-    `sums` has the loss, the tally of the measure and the samples, over all ranks.
+    `sums` has the loss, the tally of the measure and the samples, over all ranks; `apart` the mean squares of drift over the syncs.
     """
 
     epoch: int = 0
     step: int = 0
     syncs: int = 0
     sums: tuple[float, ...] = (0.0, 0.0, 0.0)
+    apart: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Checkpoint:
     def position(self) -> Position:
         """Where in the run it was taken."""
         header = self.header
-        return Position(header["epoch"], header["step"], header["syncs"], tuple(header["sums"]))
+        so_far = tuple(header["sums"]), tuple(header.get("apart", ()))
+        return Position(header["epoch"], header["step"], header["syncs"], *so_far)
 
 
 def save(
@@ -110,6 +112,7 @@ def save(
             "step": position.step,
             "syncs": position.syncs,
             "sums": position.sums,
+            "apart": position.apart,
             "replicas": replicas,
             "momentum": "local" if "momentum" in kept.own else "shared",
             "own_crc32": checksums,

@@ -136,10 +136,11 @@ class Trainer:
         """A position within an epoch: what all ranks have summed up so far goes with it."""
         shards = self._job.shards
         mine = sum(shards.samples(replica, before.step, step) for replica in self.learner.replicas)
-        rows = self._comm.gather_rows(torch.tensor([*self.learner.runner.sums.tolist(), float(mine)], dtype=torch.float64))
+        row = [*self.learner.runner.sums.tolist(), float(mine), *self.learner.apart()]
+        rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
         self._check_finite(epoch, rows[:, 0].tolist())
-        sums = [total + old for total, old in zip(rows.sum(0).tolist(), before.sums, strict=True)]
-        return Position(epoch, step, syncs, tuple(sums))
+        sums = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), before.sums, strict=True)]
+        return Position(epoch, step, syncs, tuple(sums), tuple(_apart(rows[:, len(sums) :], syncs, before)))
 
     def _end_epoch(self, position: Position, syncs: int, mine: int, began: float) -> EpochRecord:
         """Read what the epoch measured, gather it from all ranks, and write the record."""
@@ -152,7 +153,7 @@ class Trainer:
         self._check_finite(position.epoch, rows[:, 0].tolist())
         train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
         times = rows[:, _TIMES].T.tolist()
-        drift, moved = self._drift(rows[:, _DRIFT])
+        drift, moved = self._drift(_apart(rows[:, _DRIFT], syncs, position))
         record = EpochRecord(
             epoch=position.epoch + 1,
             samples=round(train[2]),
@@ -174,11 +175,11 @@ class Trainer:
             self._run.append(record)
         return record
 
-    def _drift(self, rows: torch.Tensor) -> tuple[dict[str, float], dict[str, float]]:
+    def _drift(self, values: list[float]) -> tuple[dict[str, float], dict[str, float]]:
         """Drift and movement by group of layers, as shares of the mean's norm."""
         if self.learner.strategy.drift is None:
             return {}, {}
-        apart = self.learner.strategy.drift.summary(rows.mean(0).tolist())
+        apart = self.learner.strategy.drift.summary(values)
         return relative(apart, "drift"), relative(apart, "moved")
 
     @contextmanager
@@ -236,6 +237,12 @@ class Trainer:
             rule=learner.rule.state,
             keep=self._config.checkpoint.keep,
         )
+
+
+def _apart(rows: torch.Tensor, syncs: int, before: Position) -> list[float]:
+    """How far replicas were apart at the `syncs` of an epoch: the ranks' mean since it was resumed, and what was known then."""
+    now, share = rows.mean(0).tolist(), before.syncs / syncs if before.apart else 0.0
+    return [share * old + (1 - share) * new for old, new in zip(before.apart or now, now, strict=True)]
 
 
 def _make_evaluator(job: Job, comm: Communicator) -> Evaluator | None:
