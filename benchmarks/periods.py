@@ -14,7 +14,8 @@ at a time, except at the end of an epoch; `background` has half a period to hide
   least of any fixed period, 70 % and 85 %. Between the ends of two epochs the loss is taken to fall in a straight line.
 - Judged: the time of `auto` to the target over that of the best fixed period, which is picked with hindsight from the same trials,
   so that chance is on its side. The workloads `mlp`, `lenet` and `convnet` served to find the rule, its tolerance and the period
-  that it begins with, `pf` to see that its guard must not mind drift that is small; the others did not.
+  that it begins with, `pf` to see that its guard must not mind drift that is small, and that the first epoch must not be planned
+  before drift is known, `lars` to see whose drift matters; the others did not.
 - Frontier: speedup per epoch, R / (1 + cost · syncs / steps), against epochs to the target, over periods, rules and strategies,
   with a cosine schedule, since QSR follows the rate.
 """
@@ -80,7 +81,8 @@ WORKLOADS: Final = {
     "convnet": _on_fashion("tuned", "convnet", 0.003, 0.01, 0.03, replicas=8, batch=16, epochs=10),
     "batch-norm": _on_fashion("judged", "periods:normed", 0.01, 0.03, 0.1, replicas=16, batch=8),
     "lenet-5": _on_fashion("judged", "lenet", 0.01, 0.03, 0.1, replicas=32, batch=4),
-    "lars": _on_fashion("judged", "periods:normed", 1.0, 3.0, 10.0, replicas=8, batch=16, **{"optim.method": "lars"}),
+    "lars": _on_fashion("tuned", "periods:normed", 1.0, 3.0, 10.0, replicas=8, batch=16, **{"optim.method": "lars"}),
+    "plain": _on_fashion("judged", "lenet-caffe", 0.03, 0.1, 0.3, replicas=16, batch=8, **{"optim.momentum": 0.0}),
     "pf": Workload(role="tuned", recipe="pf-small", net="cvae", replicas=8, batch=32, epochs=8, rates=(1e-4, 3e-4, 1e-3)),
     "diffraction": Workload(
         role="judged", recipe="atomai-small", net="periods:mlp", replicas=4, batch=8, epochs=16, rates=(0.003, 0.01, 0.03)

@@ -142,7 +142,8 @@ class Learner:
         region = self._region()
         drift = None
         if self._updates_locally and self._job.replicas > 1:
-            spans = [(slot.name, slot.offset, slot.count) for slot in arena.layout.weights]
+            matrices = [slot for slot in arena.layout.weights if len(slot.shape) > 1] or arena.layout.weights
+            spans = [(slot.name, slot.offset, slot.count) for slot in matrices]
             drift = Drift(region, spans, replicas_per_rank=len(self.replicas))
         return make_strategy(
             config.sync,

@@ -1,6 +1,6 @@
 """A period that is chosen from what is measured: how many steps a sync takes, and how far replicas drift apart.
 
-    rule = Auto(tolerance=0.12, longest=256)
+    rule = Auto(tolerance=0.14, longest=256)
     rule.learn(seen); rule.reason       # "auto: 8, because a sync takes 3.1 steps and drift in 4 steps is 0.03 of the weights"
 
 The period is the one with which learning is expected to take the least time, which is the product of two factors:

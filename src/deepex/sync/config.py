@@ -50,7 +50,7 @@ class SyncConfig:
     period: int | str | None = None
     base: int = 16
     alpha: float = 0.02
-    tolerance: float = 0.12
+    tolerance: float = 0.14
     longest: int = 256
     cost: float = 0.0
     momentum: Literal["average", "reset", "local"] = "average"

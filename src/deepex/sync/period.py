@@ -231,7 +231,7 @@ class Quadratic(PeriodRule):
 
 
 def parse_period(
-    period: int | str, *, base: int = 16, alpha: float = 0.02, tolerance: float = 0.12, longest: int = 256, cost: float = 0.0
+    period: int | str, *, base: int = 16, alpha: float = 0.02, tolerance: float = 0.14, longest: int = 256, cost: float = 0.0
 ) -> PeriodRule:
     """Read a period as a person writes it: 16, "epoch", "4 per epoch" (or "4/epoch"), "1 until 5 then 16", or a rule's name."""
     named: dict[object, Callable[[], PeriodRule]] = {
