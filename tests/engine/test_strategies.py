@@ -69,7 +69,8 @@ def test_resumed_from_any_sync(name: str, make_data: MakeData, tmp_path: Path) -
         assert bits(run) == expected, headers[last].name
         for before, after in zip(*(RunDirectory.open(path).epochs() for path in (whole, found.path)), strict=True):
             assert (before.train, before.syncs, before.period) == (after.train, after.syncs, after.period)
-            assert name == "background" or before.drift == pytest.approx(after.drift), "there, one mean less than syncs"
+            if name != "background":  # whose last mean was on its way, and what to compare it with is not kept
+                assert before.drift == pytest.approx(after.drift)
 
 
 def test_another_strategy_cannot_take_over_what_replicas_have_of_their_own(make_data: MakeData, tmp_path: Path) -> None:
@@ -109,7 +110,8 @@ def test_auto_looks_at_drift_after_the_first_stretch(make_data: MakeData, tmp_pa
         assert "; after 3 steps" in auto.epochs()[0].period
     assert syncs == {0.002: [3], 0.2: [3, 4, 5]}
     (first,), (same,) = RunDirectory.open(tmp_path / "0.002 auto").epochs(), run(0.002, period=3).epochs()
-    assert (first.train, first.drift, first.syncs) == (same.train, same.drift, same.syncs)
+    assert (first.train, first.syncs) == (same.train, same.syncs)
+    assert same.drift["all"] != first.drift["all"] > 0, "of the stretch after the look alone"
 
 
 def test_estimated_statistics_are_those_of_the_agreed_weights(make_data: MakeData, tmp_path: Path) -> None:

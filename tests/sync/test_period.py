@@ -172,7 +172,8 @@ def test_auto_plans_the_rest_of_the_first_epoch_by_the_drift_of_its_first_stretc
     again.restore(json.loads(json.dumps(rule.state)))
     assert not again.wants_look
     assert rest_of(again, 14 + rest[0]) == rest[1:], "as in the run that was not resumed"
-    learnt(rule, 0.0125, 10.0)
+    rule.learn(seen(drift=drift * expected**0.75, sync_seconds=10.0, steps=126, syncs=1 + 112 // expected))
+    assert period(rule) == least_time(10.0, drift), "drift is of the stretches after the look"
     whole = plan(rule, 1, 126)
     assert (sum(whole), max(whole) - min(whole) <= 1) == (126, True), "later epochs are planned whole"
 

@@ -52,7 +52,8 @@ class CheckpointConfig:
 class Position:
     """How far a run is: `epoch` whole epochs, and `step` steps into the next, of which `syncs`, `sums` and `apart` so far.
 
-    `sums` has the loss, the tally of the measure and the samples, over all ranks; `apart` the mean squares of drift over the syncs.
+    `sums` has the loss, the tally of the measure and the samples, over all ranks; `apart` what was seen of drift: the number of
+    syncs and the mean squares over them.
     """
 
     epoch: int = 0

@@ -196,7 +196,7 @@ class Learner:
         """Plan the syncs of an epoch from `step` on, before which there have been `syncs`, and start its feed."""
         self.clock.reset()
         self.runner.sums.zero_()
-        if self.strategy.drift is not None:
+        if self.strategy.drift is not None and step == 0:
             self.strategy.drift.reset()
         self._syncs = syncs
         self.rule.begin_epoch(epoch, lambda step: self._rate(epoch, step))
@@ -208,6 +208,7 @@ class Learner:
             return
         rows = self._comm.gather_rows(torch.tensor(self.strategy.drift.read(), dtype=torch.float64))
         self.rule.look(relative(self.strategy.drift.summary(rows.mean(0).tolist()), "drift")["all"], step)
+        self.strategy.drift.reset()  # of stretches of one length, the rule hears more
         self._plan(epoch, step)
 
     def _plan(self, epoch: int, step: int) -> None:
@@ -272,7 +273,7 @@ class Learner:
         return State(shared=kept.shared, own={**kept.own, **({"momentum": momenta} if momenta else {})})
 
     def apart(self) -> list[float]:
-        """How far replicas were apart at the syncs of the epoch, for `strategy.drift.summary`."""
+        """How far replicas were apart at the syncs of the epoch, or since `look`, for `strategy.drift.summary`."""
         return self.strategy.drift.read() if self.strategy.drift is not None else []
 
     def learn(self, record: EpochRecord) -> None:

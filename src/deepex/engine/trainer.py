@@ -69,7 +69,10 @@ class Trainer:
         kept = checkpoints.restore_state(checkpoint, agreement.state(), learner.replicas[0])
         agreement.resume() if kept else agreement.start()
         learner.rule.restore(checkpoint.header.get("rule", {}))
-        return checkpoint.position
+        position = checkpoint.position
+        if position.apart and learner.strategy.drift is not None:
+            learner.strategy.drift.restore(round(position.apart[0]), position.apart[1:])
+        return position
 
     def run(self, position: Position) -> Outcome:
         """Train from `position` to the end."""
@@ -140,7 +143,9 @@ class Trainer:
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
         self._check_finite(epoch, rows[:, 0].tolist())
         sums = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), before.sums, strict=True)]
-        return Position(epoch, step, syncs, tuple(sums), tuple(_apart(rows[:, len(sums) :], syncs, before)))
+        drift = self.learner.strategy.drift
+        apart = (drift.syncs, *rows[:, _TRAIN.stop :].mean(0).tolist()) if drift is not None else ()
+        return Position(epoch, step, syncs, tuple(sums), apart)
 
     def _end_epoch(self, position: Position, syncs: int, mine: int, began: float) -> EpochRecord:
         """Read what the epoch measured, gather it from all ranks, and write the record."""
@@ -153,7 +158,7 @@ class Trainer:
         self._check_finite(position.epoch, rows[:, 0].tolist())
         train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
         times = rows[:, _TIMES].T.tolist()
-        drift, moved = self._drift(_apart(rows[:, _DRIFT], syncs, position))
+        drift, moved = self._drift(rows[:, _DRIFT])
         record = EpochRecord(
             epoch=position.epoch + 1,
             samples=round(train[2]),
@@ -175,11 +180,11 @@ class Trainer:
             self._run.append(record)
         return record
 
-    def _drift(self, values: list[float]) -> tuple[dict[str, float], dict[str, float]]:
+    def _drift(self, rows: torch.Tensor) -> tuple[dict[str, float], dict[str, float]]:
         """Drift and movement by group of layers, as shares of the mean's norm."""
         if self.learner.strategy.drift is None:
             return {}, {}
-        apart = self.learner.strategy.drift.summary(values)
+        apart = self.learner.strategy.drift.summary(rows.mean(0).tolist())
         return relative(apart, "drift"), relative(apart, "moved")
 
     @contextmanager
@@ -237,12 +242,6 @@ class Trainer:
             rule=learner.rule.state,
             keep=self._config.checkpoint.keep,
         )
-
-
-def _apart(rows: torch.Tensor, syncs: int, before: Position) -> list[float]:
-    """How far replicas were apart at the `syncs` of an epoch: the ranks' mean since it was resumed, and what was known then."""
-    now, share = rows.mean(0).tolist(), before.syncs / syncs if before.apart else 0.0
-    return [share * old + (1 - share) * new for old, new in zip(before.apart or now, now, strict=True)]
 
 
 def _make_evaluator(job: Job, comm: Communicator) -> Evaluator | None:

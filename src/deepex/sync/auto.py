@@ -98,16 +98,18 @@ class Auto(PeriodRule):
 
     @override
     def learn(self, seen: Seen) -> None:
+        period = (seen.steps - self._planned_from) / (seen.syncs - 1) if self._planned_from else seen.period
         self._looked, self._planned_from = True, 0
         cost = self._cost or self._ratio(seen.step_seconds, seen.sync_seconds)
-        alarm, had = self._alarm(seen), min(self._period, seen.steps)
+        drift = seen.drift / period**_EXPONENT
+        alarm, had = self._alarm(seen, drift), min(self._period, seen.steps)
         self._bound = max(1, min(self._bound, had) // 2) if alarm else min(self._bound * _GROWTH, self._longest)
-        wanted = self._best(cost, seen.drift / seen.period**_EXPONENT)
+        wanted = self._best(cost, drift)
         self._period = min(wanted, self._bound, had * _GROWTH)
         times = f"a sync takes {cost:.2g} steps" if self._cost or seen.step_seconds > _NO_TIME else "times are not looked at"
         held = f", which would be {wanted}" if wanted != self._period else ""
-        drift = f"drift in {seen.period:.3g} steps is {seen.drift:.2g} of the weights"
-        self._reason = f"auto: {self._period}, because {times} and {drift}{held}{alarm}"
+        drifted = f"drift in {period:.3g} steps is {seen.drift:.2g} of the weights"
+        self._reason = f"auto: {self._period}, because {times} and {drifted}{held}{alarm}"
 
     def _begin(self, cost: float, words: str) -> None:
         self._first_cost = cost
@@ -126,10 +128,10 @@ class Auto(PeriodRule):
         """How many steps a sync takes; beyond `longest`² more makes no difference, and no steps have no time."""
         return min(sync_seconds / step_seconds, float(self._longest) ** 2) if step_seconds > _NO_TIME else 0.0
 
-    def _alarm(self, seen: Seen) -> str:
-        """What has grown since the last epoch, in words; empty if nothing has."""
+    def _alarm(self, seen: Seen, drift: float) -> str:
+        """What has grown since the last epoch, in words; empty if nothing has. `drift` is that in one step."""
         gap = max(seen.validation_loss - seen.loss, 0.0) if seen.validation_loss is not None else 0.0
-        now = {"drift": seen.drift / seen.period**_EXPONENT, "gap": gap}
+        now = {"drift": drift, "gap": gap}
         before = self._before or now
         grown = [
             name

@@ -60,7 +60,7 @@ class Drift:
         self._local = region.agreed.new_zeros((replicas_per_rank, len(self._places)))
         self._last: torch.Tensor | None = None
         self._sums = torch.zeros((3, len(groups)), dtype=torch.float64, device=device)
-        self._syncs = 0
+        self.syncs = 0  # that were summed up
 
     def note(self, index: int) -> None:
         """Copy the sample of the replica on the arena."""
@@ -72,17 +72,23 @@ class Drift:
         before = centre if self._last is None else self._last
         squares = [(self._local - centre).square().mean(0), (centre - before).square(), centre.square()]
         self._sums.index_add_(1, self._numbers, (torch.stack(squares) * self._scales).double())
-        self._last, self._syncs = centre, self._syncs + 1
+        self._last = centre
+        self.syncs += 1
 
     def read(self) -> list[float]:
         """Mean squares over the syncs so far, three for each group; zeros if there was none. Waits for the device."""
-        found = (self._sums / max(self._syncs, 1)).T.reshape(-1).tolist()
+        found = (self._sums / max(self.syncs, 1)).T.reshape(-1).tolist()
         return [float(value) for value in found]
 
     def reset(self) -> None:
         """Forget the syncs so far."""
         self._sums.zero_()
-        self._syncs = 0
+        self.syncs = 0
+
+    def restore(self, syncs: int, values: Sequence[float]) -> None:
+        """Go on from what `read` gave, averaged over the ranks, after so many syncs."""
+        self._sums.copy_(torch.tensor(values, dtype=torch.float64).reshape(-1, 3).T * syncs)
+        self.syncs = syncs
 
     def summary(self, values: Sequence[float]) -> dict[str, Apart]:
         """What `read` gave, averaged over the ranks, as root mean squares by group."""

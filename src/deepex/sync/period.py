@@ -26,8 +26,9 @@ Rate = Callable[[int], float]  # of a step of the epoch
 class Seen:
     """What an epoch has shown, on all ranks together.
 
-    `drift`: how far a replica was from the mean at a sync, as a share of the mean's norm (root mean square). `step_seconds` is of
-    one step of the slowest rank (of all its replicas), `sync_seconds` of one sync, waiting for others left out.
+    `drift`: how far a replica was from the mean at a sync, as a share of the mean's norm (root mean square); where there was a
+    `look`, at those after it. `step_seconds` is of one step of the slowest rank (of all its replicas), `sync_seconds` of one sync,
+    waiting for others left out.
     """
 
     epoch: int
