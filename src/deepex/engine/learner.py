@@ -45,7 +45,6 @@ from deepex.sync import (
     segments,
 )
 from deepex.sync.auto import Auto
-from deepex.sync.drift import relative
 from deepex.sync.overlapped import Overlapped
 from deepex.sync.region import Place
 from deepex.sync.strategy import Turn as SyncTurn
@@ -207,7 +206,7 @@ class Learner:
         if self.plan or step == self._shards.steps or self.strategy.drift is None:
             return
         rows = self._comm.gather_rows(torch.tensor(self.strategy.drift.read(), dtype=torch.float64))
-        self.rule.look(relative(self.strategy.drift.summary(rows.mean(0).tolist()), "drift")["all"], step)
+        self.rule.look(self.strategy.drift.shares(rows)[0]["all"], step)
         self.strategy.drift.reset()  # of stretches of one length, the rule hears more
         self._plan(epoch, step)
 
@@ -273,7 +272,7 @@ class Learner:
         return State(shared=kept.shared, own={**kept.own, **({"momentum": momenta} if momenta else {})})
 
     def apart(self) -> list[float]:
-        """How far replicas were apart at the syncs of the epoch, or since `look`, for `strategy.drift.summary`."""
+        """How far replicas were apart at the syncs of the epoch, or since `look`, for `strategy.drift.shares`."""
         return self.strategy.drift.read() if self.strategy.drift is not None else []
 
     def learn(self, record: EpochRecord) -> None:

@@ -27,7 +27,6 @@ from deepex.engine.watch import Watcher
 from deepex.errors import DivergedError
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
 from deepex.record.clock import PhaseClock
-from deepex.sync.drift import relative
 
 _TRAIN, _TIMES, _VALIDATION = slice(0, 3), slice(3, 4 + len(PHASES)), slice(4 + len(PHASES), 8 + len(PHASES))
 _DRIFT = slice(8 + len(PHASES), None)
@@ -158,7 +157,8 @@ class Trainer:
         self._check_finite(position.epoch, rows[:, 0].tolist())
         train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
         times = rows[:, _TIMES].T.tolist()
-        drift, moved = self._drift(rows[:, _DRIFT])
+        apart = self.learner.strategy.drift
+        drift, moved = apart.shares(rows[:, _DRIFT]) if apart is not None else ({}, {})
         record = EpochRecord(
             epoch=position.epoch + 1,
             samples=round(train[2]),
@@ -179,13 +179,6 @@ class Trainer:
         if self._comm.rank == 0:
             self._run.append(record)
         return record
-
-    def _drift(self, rows: torch.Tensor) -> tuple[dict[str, float], dict[str, float]]:
-        """Drift and movement by group of layers, as shares of the mean's norm."""
-        if self.learner.strategy.drift is None:
-            return {}, {}
-        apart = self.learner.strategy.drift.summary(rows.mean(0).tolist())
-        return relative(apart, "drift"), relative(apart, "moved")
 
     @contextmanager
     def delivered(self, epoch: int) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from deepex.sync.agreement import Agreement, InPlace, State, Turns
 from deepex.sync.config import SyncConfig
-from deepex.sync.drift import Apart, Drift
+from deepex.sync.drift import Drift
 from deepex.sync.momentum import MomentumPolicy, make_momentum
 from deepex.sync.period import PeriodRule, Seen, parse_period, segments
 from deepex.sync.region import Region
@@ -10,7 +10,6 @@ from deepex.sync.strategy import Crowd, Strategy, make_strategy
 
 __all__ = [
     "Agreement",
-    "Apart",
     "Crowd",
     "Drift",
     "InPlace",

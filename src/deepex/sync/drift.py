@@ -15,8 +15,7 @@ percent so, and exactly where a group has no more weights than its sample.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final, final
 
 import torch
@@ -28,15 +27,6 @@ _LEAST: Final = 128  # of a group
 _MOST_GROUPS: Final = 24
 
 Span = tuple[str, int, int]  # name of a tensor, where it lies among the weights, how many numbers
-
-
-@dataclass(frozen=True)
-class Apart:
-    """Norms of one group of layers: of the drift, of the mean's move since the sync before, and of the mean."""
-
-    drift: float
-    moved: float
-    norm: float
 
 
 @final
@@ -90,17 +80,20 @@ class Drift:
         self._sums.copy_(torch.tensor(values, dtype=torch.float64).reshape(-1, 3).T * syncs)
         self.syncs = syncs
 
-    def summary(self, values: Sequence[float]) -> dict[str, Apart]:
-        """What `read` gave, averaged over the ranks, as root mean squares by group."""
-        rows = [values[k : k + 3] for k in range(0, len(values), 3)]
-        return {name: Apart(*(max(value, 0.0) ** 0.5 for value in row)) for name, row in zip(self.names, rows, strict=True)}
+    def shares(self, rows: torch.Tensor) -> tuple[dict[str, float], dict[str, float]]:
+        """Drift, and movement of the mean since the sync before, as shares of the mean's norm: of all groups (`all`) and of each.
+
+        `rows` has what each rank read.
+        """
+        squares = rows.mean(0).reshape(-1, 3).tolist()
+        whole = [sum(column) for column in zip(*squares, strict=True)]
+        names = ("all", *self.names)
+        drift, moved = ([_share(row[k], row[2]) for row in (whole, *squares)] for k in (0, 1))
+        return dict(zip(names, drift, strict=True)), dict(zip(names, moved, strict=True))
 
 
-def relative(apart: Mapping[str, Apart], what: str) -> dict[str, float]:
-    """`drift` or `moved` as a share of the mean's norm, of all groups together (`all`) and of each."""
-    squares = {name: (getattr(group, what) ** 2, group.norm**2) for name, group in apart.items()}
-    whole = {"all": tuple(map(sum, zip(*squares.values(), strict=True)))}
-    return {name: math.sqrt(value / norm) if norm > 0 else 0.0 for name, (value, norm) in (whole | squares).items()}
+def _share(square: float, whole: float) -> float:
+    return math.sqrt(square / whole) if whole > 0 else 0.0
 
 
 def group_spans(spans: Sequence[Span]) -> dict[str, list[tuple[int, int]]]:
