@@ -19,9 +19,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from deepex.errors import DeepexError
+
+_NO_TIME: Final = "ended for want of time"
 
 
 class Epoch(NamedTuple):
@@ -69,6 +71,11 @@ class Trial:
     def replicas(self) -> int:
         """How many learn together."""
         return int(self.changes.get("replicas", 1))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it was ended by the limit."""
+        return self.note == _NO_TIME
 
     def asked(self) -> "Trial":
         """The same before it has run."""
@@ -139,7 +146,7 @@ def _run_here(trial: Trial, out: Path, deadline: float) -> None:
             seen = Epoch(train, validation, epoch.steps, epoch.syncs, drift, epoch.seconds)
             write(epochs=[*done.epochs, seen], samples=epoch.samples)
             if time.time() > deadline:
-                write(note="ended for want of time")
+                write(note=_NO_TIME)
                 os._exit(0)  # what was learnt is written; nothing else is wanted of the run
 
     settings = {"checkpoint.epochs": 10**6, "seed": trial.seed, **trial.changes}

@@ -52,8 +52,9 @@ def _learner(config: RunConfig) -> Learner:
 
 def _epoch(learner: Learner, number: int) -> list[float]:
     learner.begin_epoch(number, 0)
-    for start, stop in learner.plan:
-        learner.segment(number, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+    while learner.plan:
+        stop = learner.segment(number, *learner.plan.popleft(), asked_to_stop=lambda: False, stepped=lambda _samples: None)
+        learner.look(number, stop)
     return learner.runner.sums.tolist()
 
 
@@ -150,7 +151,16 @@ def _is_crop(image: torch.Tensor, whole: torch.Tensor, learner: Learner, pad: in
 
 
 @pytest.mark.parametrize("placement", ["device", "host", "stream"])
-@pytest.mark.parametrize("changes", [{}, {"sync.strategy": "gradients"}, {"replicas": 3, "sync.period": 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"sync.strategy": "gradients"},
+        {"replicas": 3, "sync.period": 2},
+        {"replicas": 3, "sync.period": "auto", "sync.cost": 0.1},  # plans the first epoch twice
+        {"replicas": 3, "sync.period": 1, "sync.outer": "muon", "sync.outer_rate": 0.02, "sync.momentum": "reset"},
+    ],
+)
 def test_captured_and_eager_agree(changes: dict, placement: str, make_data: MakeData) -> None:
     """With a last batch of another size, and in float32; to the rounding that the GPU's own sums have."""
     settings = {"net": "lenet", "batch": 20, "placement": placement, **changes}

@@ -45,7 +45,10 @@ class OuterStep(ABC):
 
     @abstractmethod
     def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
-        """Make the step. `rate` is that of the replicas at the sync, at most `peak`; `change` may be overwritten."""
+        """Make the step, on the same two tensors each time; `change` may be overwritten.
+
+        `rate` is that of the replicas at the sync, at most `peak`.
+        """
 
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint must keep."""
@@ -111,6 +114,8 @@ class _Relative(OuterStep):
             shapes[tuple(sorted((place.rows, place.columns)))].append(place)
         self._groups = list(shapes.values())
         self._norms = weights.new_zeros(sum(map(len, self._groups)))
+        self._share = weights.new_zeros(1)  # of a norm that a matrix moves by
+        self._graph: torch.cuda.CUDAGraph | None = None
 
     @override
     def start(self, weights: torch.Tensor) -> None:
@@ -123,9 +128,20 @@ class _Relative(OuterStep):
 
     @override
     def move(self, last: torch.Tensor, change: torch.Tensor, rate: float) -> None:
+        self._share.fill_(self.rate * rate / self.peak)
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        self._launch(last, change)
+        if last.is_cuda:  # hundreds of short kernels; libraries have now had the first time that they need before a capture
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._launch(last, change)
+
+    def _launch(self, last: torch.Tensor, change: torch.Tensor) -> None:
         self.velocity.mul_(self.momentum).add_(change)
         change.add_(self.velocity, alpha=self.momentum)  # Nesterov's look ahead
-        lengths = (self.rate * rate / self.peak * self._norms).split([len(places) for places in self._groups])
+        lengths = (self._share * self._norms).split([len(places) for places in self._groups])
         for places, length in zip(self._groups, lengths, strict=True):
             along = self._direction(torch.stack([place.of(change) for place in places]))
             along *= length[:, None, None] / _norms(along).clamp(min=1e-30)
