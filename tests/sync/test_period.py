@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from deepex.errors import ConfigError
 from deepex.sync import PeriodRule, Seen, parse_period, segments
 from deepex.sync.auto import Auto
+from deepex.sync.config import SyncConfig
 
 periods = st.one_of(
     st.integers(1, 40),
@@ -183,7 +184,13 @@ def test_auto_looks_at_replicas_that_have_met() -> None:
     rule = auto(cost=10.0)
     before = plan(rule, 0, 126)
     rule.look(0.0, before[0])
-    assert (rule.wants_look, rest_of(rule, before[0])) == (False, before[1:])
+    assert (rule.wants_look, rest_of(rule, before[0])) == (True, before[1:]), "after the next stretch"
+    again = auto(cost=10.0)
+    again.restore(json.loads(json.dumps(rule.state)))
+    assert again.wants_look
+    rule.look(0.1, sum(before[:2]))
+    assert not rule.wants_look
+    assert rest_of(rule, sum(before[:2])) != before[2:]
     waits = parse_period("1 until 2 then auto", cost=10.0)
     waits.begin_epoch(0, lambda _step: 0.1)
     assert not waits.wants_look
@@ -195,6 +202,23 @@ def test_auto_looks_at_replicas_that_have_met() -> None:
     assert hurries.wants_look
     hurries.look(0.1 * 14**0.75, 14)
     assert rest_of(hurries, 14) == [2] * 56
+
+
+@pytest.mark.parametrize(("strategy", "age"), [("weights", 1), ("elastic", 1), ("streaming", 3), ("background", 4)])
+def test_auto_syncs_the_sooner_the_older_a_mean_is(strategy: str, age: int) -> None:
+    """Until it has seen drift at syncs of this kind."""
+    rule = SyncConfig(strategy=strategy, period="auto", parts=3, cost=10.0).rule()
+    assert period(rule) == least_time(10.0, 0.0125 * age**0.75)
+    rule.look(0.05, 8)
+    assert period(rule) == least_time(10.0, 0.05 / 8**0.75 * age**0.75)
+    rule.learn(seen(drift=0.05, steps=80, syncs=10, sync_seconds=10.0))
+    assert period(rule) == least_time(10.0, 0.05 / 8**0.75), "which has its age in itself"
+
+
+def test_auto_plans_when_all_groups_meet_and_cuts_that_for_those_of_a_group() -> None:
+    rule = SyncConfig(strategy="hierarchical", period="auto", between=2, cost=10.0).rule()
+    cut, whole = (len(plan(rule, 0, 130)) for rule in (rule, auto(cost=10.0)))
+    assert cut == 2 * whole
 
 
 def test_auto_lets_a_tolerance_decide_how_much_drift_is_much() -> None:

@@ -36,10 +36,15 @@ _NO_TIME: Final = 1e-9  # seconds
 
 @final
 class Auto(PeriodRule):
-    """Begins from a `cost` that is given or tried before the first epoch, and learns from each epoch."""
+    """Begins from a `cost` that is given or tried before the first epoch, and learns from each epoch.
 
-    def __init__(self, *, tolerance: float, longest: int, cost: float = 0.0) -> None:
+    `age`: how many periods old the mean is that a weight moves on from, as drift goes: 1 where each sync makes replicas equal.
+    Drift that was seen at syncs of this kind has it in itself. `pieces`: into so many stretches is a period cut.
+    """
+
+    def __init__(self, *, tolerance: float, longest: int, cost: float = 0.0, age: int = 1, pieces: int = 1) -> None:
         self._tolerance, self._longest, self._cost = tolerance, longest, cost
+        self._age, self._pieces = age, pieces
         self._period, self._reason = 1, "auto: 1, because nothing has been measured yet"
         self._bound = longest
         self._before: dict[str, float] = {}
@@ -56,13 +61,13 @@ class Auto(PeriodRule):
     @override
     def state(self) -> dict[str, Any]:
         learnt = {"period": self._period, "reason": self._reason, "bound": self._bound, "before": self._before}
-        return {**learnt, "planned_from": self._planned_from}
+        return {**learnt, "planned_from": self._planned_from, "looked": self._looked}
 
     @override
     def restore(self, state: dict[str, Any]) -> None:
         self._period, self._reason = int(state.get("period", 1)), str(state.get("reason", self._reason))
         self._bound, self._before = int(state.get("bound", self._longest)), dict(state.get("before", {}))
-        self._looked, self._planned_from = True, int(state.get("planned_from", 0))
+        self._looked, self._planned_from = bool(state.get("looked", True)), int(state.get("planned_from", 0))
 
     @override
     def begin_epoch(self, epoch: int, rate: Rate) -> None:
@@ -72,7 +77,8 @@ class Auto(PeriodRule):
     def next_sync(self, step: int, steps: int) -> int:
         done = self._planned_from
         rest = steps - done
-        return done + PerEpoch(max(round(rest / self._period), -(-rest // self._longest))).next_sync(step - done, rest)
+        syncs = max(round(rest / self._period), -(-rest // self._longest))
+        return done + PerEpoch(self._pieces * syncs).next_sync(step - done, rest)
 
     @property
     def wants_times(self) -> bool:
@@ -90,9 +96,9 @@ class Auto(PeriodRule):
 
     @override
     def look(self, drift: float, step: int) -> None:
-        self._looked = True
         if drift > 0:  # else replicas have not met yet, as in the background
-            self._period = min(self._best(self._first_cost, drift / step**_EXPONENT), step * _GROWTH)
+            self._looked = True
+            self._period = min(self._best(self._first_cost, drift * (self._age / step) ** _EXPONENT), step * _GROWTH)
             self._planned_from = step
             self._reason += f"; after {step} steps {self._period}, because drift in them was {drift:.2g} of the weights"
 
@@ -113,7 +119,7 @@ class Auto(PeriodRule):
 
     def _begin(self, cost: float, words: str) -> None:
         self._first_cost = cost
-        self._period = self._best(cost, _FIRST_DRIFT)
+        self._period = self._best(cost, _FIRST_DRIFT * self._age**_EXPONENT)
         self._reason = f"auto: {self._period}, because {words} {cost:.2g} steps"
 
     def _best(self, cost: float, drift: float) -> int:

@@ -17,6 +17,7 @@ _OUTER: Final = {  # the usual rate and momentum
     "muon": (0.05, 0.9),
 }
 FEW_STEPS: Final = 100  # in an epoch
+_BACKGROUND_AGE: Final = 4  # periods: a mean comes one later and is not taken over whole, so that a part of the next ones is older
 _MUON_DISTANCE: Final = 0.2  # its rate times the root of the steps in an epoch: the best for three networks was 0.14 to 0.3
 _LONGEST_OUTER: Final = 1.5  # steps: a sync by Muon that takes more is not worth what it saves
 _EQUAL: Final = ("weights", "hierarchical", "auto")  # after whose syncs all replicas are equal
@@ -107,7 +108,14 @@ class SyncConfig:
         usual: int | str = {"gradients": 1, "auto": "auto"}.get(self.strategy, "epoch")  # type: ignore[assignment]
         period = usual if self.period is None else self.period
         return parse_period(
-            period, base=self.base, alpha=self.alpha, tolerance=self.tolerance, longest=self.longest, cost=self.cost
+            period,
+            base=self.base,
+            alpha=self.alpha,
+            tolerance=self.tolerance,
+            longest=self.longest,
+            cost=self.cost,
+            age={"streaming": self.parts, "background": _BACKGROUND_AGE}.get(self.strategy, 1),
+            pieces=self.between if self.strategy == "hierarchical" else 1,
         )
 
     def settled(self, *, replicas: int, steps: int, outer_steps: Callable[[], float]) -> tuple["SyncConfig", str]:

@@ -232,14 +232,25 @@ class Quadratic(PeriodRule):
 
 
 def parse_period(
-    period: int | str, *, base: int = 16, alpha: float = 0.02, tolerance: float = 0.14, longest: int = 256, cost: float = 0.0
+    period: int | str,
+    *,
+    base: int = 16,
+    alpha: float = 0.02,
+    tolerance: float = 0.14,
+    longest: int = 256,
+    cost: float = 0.0,
+    age: int = 1,
+    pieces: int = 1,
 ) -> PeriodRule:
-    """Read a period as a person writes it: 16, "epoch", "4 per epoch" (or "4/epoch"), "1 until 5 then 16", or a rule's name."""
+    """Read a period as a person writes it: 16, "epoch", "4 per epoch" (or "4/epoch"), "1 until 5 then 16", or a rule's name.
+
+    `cost`, `age` and `pieces` are for `auto` (auto.py).
+    """
     named: dict[object, Callable[[], PeriodRule]] = {
         "epoch": lambda: PerEpoch(1),
         "adacomm": lambda: AdaComm(base),
         "qsr": lambda: Quadratic(base, alpha),
-        "auto": lambda: _auto(tolerance, longest, cost),
+        "auto": lambda: _auto(tolerance=tolerance, longest=longest, cost=cost, age=age, pieces=pieces),
     }
 
     def parse(text: str) -> PeriodRule | None:
@@ -259,10 +270,10 @@ def parse_period(
     return rule
 
 
-def _auto(tolerance: float, longest: int, cost: float) -> PeriodRule:
+def _auto(**settings: Any) -> PeriodRule:
     from deepex.sync.auto import Auto
 
-    return Auto(tolerance=tolerance, longest=longest, cost=cost)
+    return Auto(**settings)
 
 
 def segments(rule: PeriodRule, start: int, steps: int) -> list[tuple[int, int]]:
