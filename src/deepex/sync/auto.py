@@ -98,7 +98,8 @@ class Auto(PeriodRule):
     def look(self, drift: float, step: int) -> None:
         if drift > 0:  # else replicas have not met yet, as in the background
             self._looked = True
-            self._period = min(self._best(self._first_cost, drift * (self._age / step) ** _EXPONENT), step * _GROWTH)
+            most = step * _GROWTH if self._age == 1 else self._period  # what an old mean does to learning shows late
+            self._period = min(self._best(self._first_cost, drift * (self._age / step) ** _EXPONENT), most)
             self._planned_from = step
             self._reason += f"; after {step} steps {self._period}, because drift in them was {drift:.2g} of the weights"
 
