@@ -9,7 +9,7 @@ A trial (trials.py) is a workload (`atomai`: ResNet-50 on electron diffraction; 
 replicas, settings and a seed. The name `paper` is the paper's setting: a fixed rate, batch 128, one mean of the weights per epoch;
 what other names mean is in their settings. A plan is a list of tables with `workload`, `name`, `replicas` and `set`, and `seeds`
 where they are not those of the command; without one, `PLAN` is it. Trials that the record holds are not run again, except those
-that were ended for want of time.
+that were ended for want of time or had other settings.
 
 Cut-offs are 20 % and 10 % of the training error (AtomAI), and 20 % and 10 % above the least training RMSE that any trial came to
 (PF, whose RMSE does not come near 0.1 with three latent variables). An epoch's error is over the samples as they were seen, as in
@@ -130,18 +130,26 @@ _MUON: Final = {
     "pf": {2: (32, 0.02, 3), 8: (32, 0.02, 3), 32: (32, 0.02, 3), 128: (16, 0.03, 4), 512: (16, 0.05, 6), 1536: (8, 0.05, 8)},
 }  # batch, rate, epochs: the best of what was tried
 _SMALL_BATCH: Final = {"atomai": 64, "pf": 32}  # the best for one replica
+_COST: Final = {"atomai": 0.1, "pf": 4.0}  # of a sync, in steps of these batches, on Summit
+_AUTO_REPLICAS: Final = (2, 8, 32)  # with steps enough in an epoch for means of weights; with more, `auto` is Muon too
+_FAST: Final = {"precision": "bf16", "layout": "channels_last"}  # as the seconds are measured
+
+
+def _auto(workload: str) -> dict[str, Any]:
+    return {"batch": _SMALL_BATCH[workload], "epochs": 4, "sync.strategy": "auto", "sync.cost": _COST[workload]}
 
 
 def _plan(workload: str) -> list[dict[str, Any]]:
     """One replica shows what can be reached; the others stop where nobody asks for more."""
     rows: list[tuple[str, int, dict[str, Any]]] = [
         ("sgd", 1, {"batch": _SMALL_BATCH[workload], "epochs": _PAPER_EPOCHS[workload][1]}),
+        *(("auto", replicas, _auto(workload)) for replicas in _AUTO_REPLICAS),
         *(("muon", replicas, _muon(*chosen)) for replicas, chosen in _MUON[workload].items()),
         *((PAPER, replicas, {"epochs": epochs}) for replicas, epochs in _PAPER_EPOCHS[workload].items()),
     ]
     enough = {"target": _ENOUGH[workload]}
     return [
-        {"workload": workload, "name": name, "replicas": replicas, "set": changes if replicas == 1 else changes | enough}
+        {"workload": workload, "name": name, "replicas": replicas, "set": _FAST | changes | (enough if replicas > 1 else {})}
         for name, replicas, changes in rows
     ]
 
@@ -214,10 +222,10 @@ def cut_offs(task: Task, trials: Sequence[Trial]) -> tuple[float, ...]:
     return tuple(cut * best for cut in task.cuts)
 
 
-def epoch_seconds(machine: Machine, trial: Trial, speed: dict[str, Any]) -> float:
-    """T(P) of a trial's epoch."""
+def epoch_seconds(machine: Machine, trial: Trial, speed: dict[str, Any], number: int = 0) -> float:
+    """T(P) of a trial's epoch, by default of the first."""
     task, batch = TASKS[trial.workload], int(trial.changes.get("batch", 128))
-    steps, syncs = trial.epochs[0].steps, trial.epochs[0].syncs
+    steps, syncs = trial.epochs[number].steps, trial.epochs[number].syncs
     if trial.workload in machine.rates:
         step = max(batch / machine.rates[trial.workload], machine.least_steps[trial.workload])
         outer = muon_flops(trial.workload) / machine.matrix_flops
@@ -251,9 +259,9 @@ def step_seconds(measured: dict[str, float], batch: int) -> float:
 def times_to(machine: Machine, trials: Sequence[Trial], cut: float, speed: dict[str, Any]) -> list[float] | None:
     """The predicted seconds to a cut-off, of each seed; None if one did not come there."""
     reached = [(epochs_to(trial, cut), trial) for trial in trials]
-    if any(number is None for number, _ in reached):
+    if any(count is None for count, _ in reached):
         return None
-    return [number * epoch_seconds(machine, trial, speed) for number, trial in reached if number is not None]
+    return [sum(epoch_seconds(machine, trial, speed, number) for number in range(count or 0)) for count, trial in reached]
 
 
 def rows(workload: str, machine: Machine, trials: Sequence[Trial], speed: dict[str, Any]) -> list[list[object]]:
@@ -350,7 +358,7 @@ def main() -> None:
         rows = json.loads(Path(options.plan).read_text(encoding="utf-8")) if options.plan else PLAN
         asked = planned(rows, data, [int(seed) for seed in options.seeds.split(",")])
         for trial in runs.run(
-            [one for one in asked if options.again or one.key not in found or found[one.key].unfinished],
+            [one for one in asked if options.again or not (one.key in found and found[one.key].answers(one))],
             jobs=options.jobs,
             limit=options.limit,
         ):

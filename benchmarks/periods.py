@@ -85,7 +85,14 @@ WORKLOADS: Final = {
     "plain": _on_fashion("judged", "lenet-caffe", 0.03, 0.1, 0.3, replicas=16, batch=8, **{"optim.momentum": 0.0}),
     "pf": Workload(role="tuned", recipe="pf-small", net="cvae", replicas=8, batch=32, epochs=8, rates=(1e-4, 3e-4, 1e-3)),
     "diffraction": Workload(
-        role="judged", recipe="atomai-small", net="periods:mlp", replicas=4, batch=8, epochs=16, rates=(0.003, 0.01, 0.03)
+        role="judged",
+        recipe="atomai-small",
+        net="periods:mlp",
+        replicas=4,
+        batch=8,
+        epochs=16,
+        rates=(0.003, 0.01, 0.03),
+        changes={"optim.schedule": "cosine", "optim.final": 0.1},  # or its loss goes up and down by more than periods differ by
     ),
     "frontier": _on_fashion(
         "frontier", "lenet", 0.01, 0.03, 0.1, replicas=8, batch=16, **{"optim.schedule": "cosine", "optim.final": 0.1}

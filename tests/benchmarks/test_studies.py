@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ def test_a_trial_is_run_as_it_was_asked_for() -> None:
     assert Trial.from_json(json.loads(json.dumps(found.to_json()))).asked() == found.asked() == tiny()
 
 
+def test_a_trial_answers_who_asks_for_its_settings_and_not_if_time_cut_it_short() -> None:
+    done = replace(tiny(data="here"), epochs=[Epoch(0.5, 0.5, 30, 6, 0.1, 1.0)])
+    assert done.answers(tiny(data="there"))
+    assert not done.answers(tiny(batch=50))
+    (cut,) = trials.run([tiny(epochs=500)], jobs=1, limit=0.5)
+    assert not cut.answers(tiny(epochs=500))
+
+
 def test_a_run_that_diverges_is_a_result_and_one_that_cannot_begin_says_why() -> None:
     wild, lost = trials.run([tiny(**{"optim.rate": 1e6}), tiny(data="nowhere")], jobs=1)
     assert wild.note.startswith("DivergedError")
@@ -92,6 +101,15 @@ def test_seconds_of_an_epoch() -> None:
     assert learning.epoch_seconds(machine, muon, speed) == pytest.approx(60 * 0.2 + 3 * (sync + 0.5))
     assert learning.step_seconds(speed["step_seconds"], 4) == 0.1, "no step is shorter than the shortest that was measured"
     assert learning.step_seconds(speed["step_seconds"], 32) == pytest.approx(0.6)
+
+
+def test_each_epoch_is_as_long_as_its_own_syncs_make_it() -> None:
+    machine = learning.Machine(gpus=1, inside=1.0, between=1e9, share=1.0, latency=0.0)
+    epochs = [Epoch(error, error, 60, syncs, 0.1, 1.0) for error, syncs in ((2.0, 30), (1.0, 10), (0.5, 1))]
+    auto = replace(made("auto", [], batch=8, replicas=2), epochs=epochs)
+    sync = 4e6 * learning.TASKS["pf"].weights / 1e9
+    times = learning.times_to(machine, [auto], 1.0, {"step_seconds": {"8": 0.1}, "outer_seconds": 0.5})
+    assert times == pytest.approx([2 * 60 * 0.1 + 40 * sync])
 
 
 def test_rows_compare_with_the_best_of_one_gpu_and_the_paper_with_itself() -> None:

