@@ -239,8 +239,12 @@ def judged(workload: str, found: Sequence[Trial]) -> list[list[object]]:
 
 
 def overall(workload: str, found: Sequence[Trial]) -> float:
-    """The time of `auto` over that of the best fixed period, the geometric mean over costs and targets."""
-    return statistics.geometric_mean(float(str(row[6]).split()[0]) for row in judged(workload, found))
+    """The time of `auto` over that of the best fixed period, the geometric mean over costs and targets.
+
+    Without those that `auto` came to, and no fixed period with all seeds.
+    """
+    ratios = [ratio for row in judged(workload, found) if (ratio := float(str(row[6]).split()[0]))]
+    return statistics.geometric_mean(ratios) if ratios else math.nan
 
 
 def frontier(found: Sequence[Trial]) -> list[list[object]]:

@@ -168,6 +168,17 @@ def test_auto_is_judged_by_the_best_fixed_period() -> None:
     assert periods.overall("lenet-5", found) > 0
 
 
+def test_a_target_that_no_fixed_period_comes_to_with_all_seeds_is_not_judged() -> None:
+    def both(name: str, first: list[float], second: list[float], syncs: int) -> list[Trial]:
+        return [made(name, losses, seed=seed, syncs=syncs, workload="lenet-5") for seed, losses in ((1, first), (2, second))]
+
+    fixed = both("weights 1", [2.0, 0.5], [2.0, 1.1], 60) + both("weights 16", [2.0, 1.1], [2.0, 0.5], 4)
+    found = fixed + [one for cost in periods.COSTS for one in both(f"auto at {cost:g}", [2.0, 0.5], [2.0, 0.5], 4)]
+    ratios = [float(str(row[6]).split()[0]) for row in periods.judged("lenet-5", found)]
+    assert [bool(ratio) for ratio in ratios] == [True, False, True, False], "85 % of the way is not judged"
+    assert periods.overall("lenet-5", found) == pytest.approx(math.sqrt(ratios[0] * ratios[2]))
+
+
 def test_a_workload_is_shown_when_all_its_trials_are_there() -> None:
     found = periods.sweep("lenet-5", 0.03, [1, 2])
     assert periods.complete("lenet-5", found)
