@@ -131,7 +131,9 @@ def write_record(name: str, result: dict[str, Any], *, keep: bool, folder: str =
     }
     record["machine"].pop("file_system", None)
     path = where / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    new = path.with_suffix(".new")  # whoever is killed here keeps the record that was
+    new.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    new.rename(path)
     if not quiet:
         print(f"record: {path}")
 

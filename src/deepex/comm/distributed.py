@@ -131,7 +131,7 @@ def _group_name(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        setattr(dist.distributed_c10d, "_process_group_name", original)  # noqa: B010
+        setattr(dist.distributed_c10d, "_process_group_name", original)  # noqa: B010 - as above
 
 
 def _tcp_store(host: str, port: int, size: int, **options: Any) -> Any:
