@@ -140,7 +140,7 @@ def _auto(workload: str) -> dict[str, Any]:
 
 
 def _plan(workload: str) -> list[dict[str, Any]]:
-    """One replica shows what can be reached; the others stop where nobody asks for more."""
+    """Trials stop where nobody asks for more, except where one replica shows what can be reached."""
     rows: list[tuple[str, int, dict[str, Any]]] = [
         ("sgd", 1, {"batch": _SMALL_BATCH[workload], "epochs": _PAPER_EPOCHS[workload][1]}),
         *(("auto", replicas, _auto(workload)) for replicas in _AUTO_REPLICAS),
@@ -148,8 +148,14 @@ def _plan(workload: str) -> list[dict[str, Any]]:
         *((PAPER, replicas, {"epochs": epochs}) for replicas, epochs in _PAPER_EPOCHS[workload].items()),
     ]
     enough = {"target": _ENOUGH[workload]}
+    relative = TASKS[workload].relative
     return [
-        {"workload": workload, "name": name, "replicas": replicas, "set": _FAST | changes | (enough if replicas > 1 else {})}
+        {
+            "workload": workload,
+            "name": name,
+            "replicas": replicas,
+            "set": _FAST | changes | ({} if relative and replicas == 1 else enough),
+        }
         for name, replicas, changes in rows
     ]
 
