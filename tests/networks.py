@@ -60,6 +60,29 @@ def warning(classes: int) -> nn.Module:
     return Warns(784, classes)
 
 
+class _Stumbling(nn.Module):
+    """A dense layer with batch norm that gives NaN in the forward passes of training that STUMBLES says: "rank:pass,…"."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.BatchNorm1d(16), nn.Linear(16, classes))
+        places = (place.split(":") for place in os.environ.get("STUMBLES", "").split(",") if place)
+        self.passes = {int(number) for rank, number in places if rank == _own_rank()}
+        self.calls = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return self.layers(images) * (float("nan") if self.training and self.calls in self.passes else 1.0)
+
+
+def stumbling(classes: int) -> nn.Module:
+    return _Stumbling(classes)
+
+
+def _own_rank() -> str:
+    return os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
+
+
 class _Troubled(nn.Module):
     """A dense layer that on one rank is slow, or fails, as the variables TROUBLE and TROUBLED_RANK say."""
 
@@ -67,8 +90,7 @@ class _Troubled(nn.Module):
         super().__init__()
         self.dense = nn.Linear(784, classes)
         self.calls = 0
-        mine = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
-        self.trouble = os.environ.get("TROUBLE", "") if mine == os.environ.get("TROUBLED_RANK") else ""
+        self.trouble = os.environ.get("TROUBLE", "") if _own_rank() == os.environ.get("TROUBLED_RANK") else ""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         self.calls += 1

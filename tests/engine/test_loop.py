@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import deepex
 from deepex.comm import Communicator
@@ -192,3 +193,27 @@ def test_a_run_repeats_from_its_own_configuration(make_data: MakeData, tmp_path:
     again = run_deepex("train", str(tmp_path / "a" / "config.toml"), f"--out={tmp_path / 'b'}", "-q")
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "a" / "weights.safetensors").read_bytes() == (tmp_path / "b" / "weights.safetensors").read_bytes()
+
+
+STUMBLES = {1: "0:5,0:23", 2: "0:5,1:11", 4: "1:2,3:5"}  # replica 1 in epoch 1 and replica 3 in epoch 2, by ranks' own counts
+
+
+def test_a_replica_that_loses_its_numbers_is_left_out(make_data: MakeData, tmp_path: Path) -> None:
+    """Four replicas of three steps, on 1, 2 and 4 ranks: the same two are lost, each for an epoch, and the others go on."""
+    weights = []
+    for ranks, stumbles in STUMBLES.items():
+        out = tmp_path / str(ranks)
+        keys = ("net=tests.networks:stumbling", f"data={make_data(96)}", "epochs=3", "batch=8", "sync.momentum=local", "threads=1")
+        words = (f"--ranks={ranks}", "--replicas=4", f"--out={out}", *(f"--set={key}" for key in keys))
+        ended = run_deepex("train", "fashion", *words, "--set=sync.period=epoch", STUMBLES=stumbles)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        epochs = RunDirectory.open(out).epochs()
+        assert [(epoch.lost, epoch.samples) for epoch in epochs] == [(1, 72), (1, 72), (0, 96)]
+        assert all(0 < epoch.train.loss < 3 and epoch.train.samples == epoch.samples for epoch in epochs)
+        assert all(epoch.drift["all"] < 0.5 for epoch in epochs)
+        assert ended.stdout.count("1 × a replica that had lost its numbers was left out") == 2
+        weights.append(load_file(out / "weights.safetensors"))
+    for other in weights[1:]:
+        assert all(torch.allclose(other[name], value, atol=1e-5) for name, value in weights[0].items())
+    shown = run_deepex("show", str(tmp_path / "4")).stdout
+    assert "had lost its numbers: 1 in epoch 1, 1 in epoch 2" in " ".join(shown.split())

@@ -13,10 +13,13 @@ from deepex.sync import SyncConfig
 from tests.sync.toy import Problem, train
 
 _PROBLEM = Problem(replicas=8, count=130)
+_UNLUCKY = Problem(replicas=8, count=130, losses=frozenset({(2, 0, 1), (3, 0, 1), (7, 1, 0), (0, 1, 3)}))
 WAYS = {
     "weights": (_PROBLEM, SyncConfig(period=2)),
     "nesterov": (_PROBLEM, SyncConfig(period=3, outer="nesterov", outer_rate=0.5, outer_momentum=0.5)),
     "muon": (_PROBLEM, SyncConfig(period=3, outer="muon", momentum="reset")),
+    "some lost": (_UNLUCKY, SyncConfig(period=2, momentum="local")),
+    "some lost, groups of 2": (_UNLUCKY, SyncConfig(strategy="hierarchical", period=1, group=2, between=2)),
     "elastic": (_PROBLEM, SyncConfig(strategy="elastic", period=2)),
     "streaming": (_PROBLEM, SyncConfig(strategy="streaming", period=1, parts=3, momentum="local")),
     "background": (_PROBLEM, SyncConfig(strategy="background", period=1)),

@@ -120,10 +120,10 @@ def test_auto_cuts_an_epoch_evenly() -> None:
     assert plan(rule, 0, 50) == [25, 25], "none is longer than the longest"
 
 
-def learnt(rule: Auto, drift: float, cost: float) -> int:
+def learnt(rule: Auto, drift: float, cost: float, lost: int = 0) -> int:
     """The period after an epoch with the one that the rule had, and replicas that drift so much in one step."""
     had = period(rule)
-    rule.learn(seen(drift=drift * had**0.75, sync_seconds=cost, steps=1000, syncs=1000 / had))
+    rule.learn(seen(drift=drift * had**0.75, sync_seconds=cost, steps=1000, syncs=1000 / had, lost=lost))
     return period(rule)
 
 
@@ -233,6 +233,15 @@ def test_auto_lets_a_tolerance_decide_how_much_drift_is_much() -> None:
 def test_auto_grows_no_faster_than_fourfold() -> None:
     rule = auto(longest=64)
     assert [learnt(rule, 1e-6, 100.0) for _ in range(4)] == [4, 16, 64, 64]
+
+
+def test_auto_halves_the_period_when_a_replica_was_lost() -> None:
+    rule = auto(cost=1e4)
+    for _ in range(4):
+        before = learnt(rule, 0.01, 1e4)
+    assert learnt(rule, 0.01, 1e4, lost=1) == before // 2
+    assert rule.reason.endswith("; a replica was lost, so the period is halved")
+    assert learnt(rule, 0.01, 1e4) == before, "and it grows again"
 
 
 def test_auto_halves_the_period_when_drift_grows() -> None:

@@ -67,6 +67,26 @@ def test_strategy_is_that_of_full_copies(name: str, data: st.DataObject) -> None
     assert drifts == pytest.approx(distances, rel=2e-3, abs=2e-4)
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in ("elastic", "streaming", "background")])
+def test_replicas_that_lost_their_numbers_are_left_out(name: str, data: st.DataObject) -> None:
+    """One, several, whole groups, or all of them."""
+    replicas = data.draw(st.integers(2, 8), label="replicas")
+    places = st.tuples(st.integers(0, replicas - 1), st.integers(0, 1), st.integers(0, 4))
+    losses = data.draw(st.frozensets(places, min_size=1, max_size=replicas), label="replica, epoch and step of each loss")
+    problem = Problem(replicas=replicas, count=130, losses=losses)
+    keys = dict(STRATEGIES[name])
+    if keys.get("strategy") == "hierarchical":
+        keys["group"] = data.draw(groups_of(replicas), label="group")
+    period = data.draw(st.sampled_from([1, 2, 3, "epoch"]), label="period")
+    config = SyncConfig(period=period, momentum=data.draw(st.sampled_from(["average", "reset", "local"])), **keys)
+    deterministic = data.draw(st.booleans(), label="deterministic")
+    (found, drifts), (expected, distances) = train(problem, config, deterministic=deterministic), reference(problem, config)
+    assert torch.allclose(found[2:].double(), expected[2:], atol=2e-5, rtol=2e-5, equal_nan=True)
+    assert drifts == pytest.approx(distances, rel=2e-3, abs=2e-4, nan_ok=True)
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 8), st.integers(1, 3), st.sampled_from(["average", "local"]), st.integers(0, 100))
 @pytest.mark.parametrize("wire", ["bf16", "int8"])

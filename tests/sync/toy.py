@@ -15,14 +15,17 @@ from deepex.data.feeds.shard import Shards
 from deepex.sync import Crowd, Drift, Region, SyncConfig, make_momentum, make_strategy, segments
 from deepex.sync.region import Place
 
-BUFFERS, WEIGHTS = 16, 600  # of the buffers, the first is for requests to stop
+BUFFERS, WEIGHTS = 16, 600  # of the buffers, the first two are for requests to stop and for lost replicas
 MATRICES = Place(0, 20, 10), Place(200, 12, 25)  # one is tall; 100 weights are of neither
-_B, _W, _M = slice(1, BUFFERS), slice(BUFFERS, BUFFERS + WEIGHTS), slice(BUFFERS + WEIGHTS, None)
+_B, _W, _M = slice(2, BUFFERS), slice(BUFFERS, BUFFERS + WEIGHTS), slice(BUFFERS + WEIGHTS, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """`count` samples, split over the replicas; `noise` is how far a step's target is from the replica's own."""
+    """`count` samples, split over the replicas; `noise` is how far a step's target is from the replica's own.
+
+    `losses`: replica, epoch and step at which its weights are no numbers any more.
+    """
 
     replicas: int
     count: int = 100
@@ -32,6 +35,7 @@ class Problem:
     noise: float = 1.0
     rate: float = 0.05
     decays: bool = False
+    losses: frozenset[tuple[int, int, int]] = frozenset()
 
     @property
     def shards(self) -> Shards:
@@ -66,7 +70,9 @@ class Problem:
         target = self.target(replica) + self.noise * torch.randn(WEIGHTS, generator=generator, dtype=torch.float64)
         state[_M].mul_(0.5).add_(self.curvature().to(state.dtype) * (state[_W] - target.to(state.dtype)))
         state[_W].sub_(state[_M], alpha=self.step_rate(epoch))
-        state[_B].mul_(0.9).add_(state[_W][: BUFFERS - 1].square(), alpha=0.1)
+        if (replica, epoch, step) in self.losses:
+            state[_W] = torch.nan
+        state[_B].mul_(0.9).add_(state[_W][: BUFFERS - _B.start].square(), alpha=0.1)
 
 
 def train(
@@ -78,7 +84,8 @@ def train(
     memory = comm.zeros(BUFFERS + 2 * WEIGHTS, torch.float32, torch.device("cpu"))
     memory.copy_(problem.initial())
     agreed = memory if config.momentum == "average" else memory[: BUFFERS + WEIGHTS]
-    region = Region(agreed=agreed, buffers=slice(0, BUFFERS), weights=_W, own=slice(0, len(agreed)), request=0, matrices=MATRICES)
+    held, own = slice(0, BUFFERS), slice(0, len(agreed))
+    region = Region(agreed=agreed, buffers=held, weights=_W, own=own, request=0, lost=1, matrices=MATRICES)
     momentum = make_momentum(config.momentum, memory[_M], replicas_per_rank=per_rank)
     crowd = Crowd(replicas=problem.replicas, samples=shards.samples, total=shards.total_samples)
     drift = Drift(region, [("all", 0, WEIGHTS)], replicas_per_rank=per_rank)
@@ -99,6 +106,9 @@ def train(
                     momentum.begin(turn.index)
                 for step in range(turn.start, turn.stop):
                     problem.step(memory, comm.rank * per_rank + turn.index, epoch, step)
+                if strategy.leaves_out and not memory[_W].isfinite().all():
+                    memory[_M] = 0
+                    strategy.lose()
                 momentum.end(turn.index)
         drifts.append(float(torch.tensor(comm.gather(drift.read())).mean(0)[0]) ** 0.5)
         drift.reset()
@@ -149,6 +159,8 @@ class Copies:
                     self.problem.step(state, replica, epoch, step)
                     if self.late is not None and self.copies is not None and step + 1 == self.arrival(a, b):
                         state[_W] += self.config.pull * (self.late - self.copies[replica])[_W]
+                if not state[_W].isfinite().all():
+                    state[_M] = 0
             if b < stop:
                 self.agree_in_groups(a, b)
         self.agree(epoch, number, start, pieces[-1], whole=whole)
@@ -172,7 +184,10 @@ class Copies:
 
     def mean(self, shares: list[float], among: range | None = None) -> torch.Tensor:
         among = range(self.replicas) if among is None else among
-        return sum(share * self.states[r] for r, share in zip(among, shares, strict=True))  # type: ignore[return-value]
+        left = [(share, self.states[r]) for r, share in zip(among, shares, strict=True) if self.states[r][_W].isfinite().all()]
+        if not left:
+            return torch.full_like(self.centre, torch.nan)
+        return sum(share * state for share, state in left) / sum(share for share, _ in left)
 
     def groups(self) -> list[range]:
         size = self.config.group
@@ -185,7 +200,8 @@ class Copies:
                 self.states[replica][self.part] = mean[self.part]
 
     def meet(self, mean: torch.Tensor, states: list[torch.Tensor]) -> None:
-        self.distances.append(sum(float((state[_W] - mean[_W]).square().sum()) for state in states) / self.replicas)
+        apart = [float((state[_W] - mean[_W]).square().sum()) for state in states if state[_W].isfinite().all()]
+        self.distances.append(sum(apart) / self.replicas)
 
     def agree(self, epoch: int, number: int, start: int, last: tuple[int, int], *, whole: bool) -> None:
         if self.replicas == 1:
@@ -205,10 +221,11 @@ class Copies:
 
     def hierarchical_mean(self, start: int, last: tuple[int, int]) -> torch.Tensor:
         total = sum(self.samples(r, start, last[1]) for r in range(self.replicas))
-        return sum(  # type: ignore[return-value]
-            sum(self.samples(r, start, last[1]) for r in group) / total * self.mean(self.shares(*last, group), group)
-            for group in self.groups()
-        )
+        shares = list[float]()
+        for group in self.groups():
+            whole = sum(self.samples(r, start, last[1]) for r in group) / total
+            shares += [whole * share for share in self.shares(*last, group)]
+        return self.mean(shares)
 
     def plain(self, epoch: int, mean: torch.Tensor) -> None:
         self.meet(mean, self.states)

@@ -17,8 +17,9 @@ update with weight decay is one pass over two slices. Each tensor starts on a mu
 transaction and cuDNN's vector loads all divide that); the padding between tensors is zero and stays zero.
 On a CPU that syncs weights alone, the region of gradients is left out: each gradient stays in the memory that autograd made for it
 until the update has taken it. Moving them together first would cost 4 % of a step of ResNet-18, and nobody needs them in one piece.
-`buffers` are the module's floating-point buffers (batch-norm statistics), after one reserved slot in which ranks tell each other
-that they were asked to stop. Integer and boolean buffers (batch norm's counters) are not averaged; each has memory of its own.
+`buffers` are the module's floating-point buffers (batch-norm statistics), after two reserved numbers in which ranks tell each other
+that they were asked to stop, and that a replica is left out. Integer and boolean buffers (batch norm's counters) are not averaged;
+each has memory of its own.
 """
 
 from collections.abc import Callable, Iterator

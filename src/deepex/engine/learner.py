@@ -8,6 +8,7 @@
 Compute phases contain no collective, so a slow rank shows as slow; nothing is read from the device.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -112,6 +113,7 @@ class Learner:
         self.statistics = self._make_statistics() if estimates else None
         self.plan: deque[tuple[int, int]] = deque()  # the stretches that are still to be run
         self.rate, self._epoch, self._syncs = 0.0, 0, 0
+        self.lost, self.lost_samples = 0, 0  # turns of this epoch that were left out, and their samples
 
     def start(self) -> None:
         """Begin from the initial weights, which the arena holds now, or those of a checkpoint that kept nothing beside them."""
@@ -183,6 +185,7 @@ class Learner:
             weights=slice(buffers, buffers + weights),
             own=slice(0, agreed.numel()),
             request=0,
+            lost=1,
             matrices=tuple(Place(s.offset, s.shape[0], s.count // s.shape[0]) for s in arena.layout.decayed if len(s.shape) > 1),
         )
 
@@ -195,6 +198,7 @@ class Learner:
         """Plan the syncs of an epoch from `step` on, before which there have been `syncs`, and start its feed."""
         self.clock.reset()
         self.runner.sums.zero_()
+        self.lost, self.lost_samples = 0, 0
         if self.strategy.drift is not None and step == 0:
             self.strategy.drift.reset()
         self._syncs = syncs
@@ -225,6 +229,7 @@ class Learner:
         Gives the step reached: earlier than `stop` only for a run of one replica that was asked to stop; nobody waits for it.
         """
         alone, steps = self._job.replicas == 1, self._shards.steps
+        careful = not alone and self.strategy.leaves_out
         self._counters.open()
         turns = self.strategy.turns(
             start,
@@ -240,6 +245,7 @@ class Learner:
                 self._counters.begin(first=turn.first, opens=turn.first and turn.start == start)
             self.clock.mark(SYNC)
             done = turn.start
+            before = self.runner.sums.clone() if careful else self.runner.sums
             for number, samples in self.runner.steps(epoch, self._turn(turn)):
                 stepped(samples)
                 done += number
@@ -248,6 +254,8 @@ class Learner:
                     break
             self.rate = self._rate(epoch, min(turn.stop, stop) - 1)
             self.arena.take_back_buffers()
+            if careful and not math.isfinite(self.runner.sums[0]):
+                self._lose(turn, before)
             self.momentum.end(turn.index)
             self._counters.end(turn.index, first=turn.first)
             self.clock.mark(SYNC)
@@ -259,6 +267,14 @@ class Learner:
             self.runner.update(self.rate)
             self.clock.mark(UPDATE)
         return stop
+
+    def _lose(self, turn: SyncTurn, before: torch.Tensor) -> None:
+        """Leave out a replica that has lost its numbers in this turn: of the sums, and of what is agreed on next."""
+        self.runner.sums.copy_(before)
+        self.arena.momentum.zero_()
+        self.strategy.lose()
+        self.lost += 1
+        self.lost_samples += self._shards.samples(self.replicas[turn.index], turn.start, turn.stop)
 
     @property
     def requests(self) -> torch.Tensor:
@@ -292,6 +308,7 @@ class Learner:
                 sync_seconds=timed * min(row[1] for row in rows) / record.syncs,
                 steps=record.steps,
                 syncs=record.syncs,
+                lost=record.lost,
             )
         )
 

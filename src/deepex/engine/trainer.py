@@ -7,7 +7,6 @@ Every rank runs it; rank 0 writes. The ranks decide alike because they decide fr
 each epoch, and the requests to stop that travel within each sync.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,8 +27,8 @@ from deepex.errors import DivergedError
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
 from deepex.record.clock import PhaseClock
 
-_TRAIN, _TIMES, _VALIDATION = slice(0, 3), slice(3, 4 + len(PHASES)), slice(4 + len(PHASES), 8 + len(PHASES))
-_DRIFT = slice(8 + len(PHASES), None)
+_TRAIN, _LOST, _REST = slice(0, 3), 3, slice(4, None)  # of a row that a rank tells the others
+_TIMES, _VALIDATION, _DRIFT = slice(4, 5 + len(PHASES)), slice(5 + len(PHASES), 9 + len(PHASES)), slice(9 + len(PHASES), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +136,13 @@ class Trainer:
     def _position(self, epoch: int, step: int, syncs: int, before: Position) -> Position:
         """A position within an epoch: what all ranks have summed up so far goes with it."""
         shards = self._job.shards
-        mine = sum(shards.samples(replica, before.step, step) for replica in self.learner.replicas)
-        row = [*self.learner.runner.sums.tolist(), float(mine), *self.learner.apart()]
+        mine = sum(shards.samples(replica, before.step, step) for replica in self.learner.replicas) - self.learner.lost_samples
+        row = [*self.learner.runner.sums.tolist(), mine, self.learner.lost, *self.learner.apart()]
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
-        self._check_finite(epoch, rows[:, 0].tolist())
+        self._check_finite(epoch, rows)
         sums = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), before.sums, strict=True)]
         drift = self.learner.strategy.drift
-        apart = (drift.syncs, *rows[:, _TRAIN.stop :].mean(0).tolist()) if drift is not None else ()
+        apart = (drift.syncs, *rows[:, _REST].mean(0).tolist()) if drift is not None else ()
         return Position(epoch, step, syncs, tuple(sums), apart)
 
     def _end_epoch(self, position: Position, syncs: int, mine: int, began: float) -> EpochRecord:
@@ -152,9 +151,10 @@ class Trainer:
         wall = perf_counter() - began
         sums = self.learner.runner.sums.tolist()
         validation = self._validate(position.epoch)
-        row = [*sums, float(mine), *phases.values(), wall, *validation, *self.learner.apart()]
+        seen = mine - self.learner.lost_samples
+        row = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *self.learner.apart()]
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
-        self._check_finite(position.epoch, rows[:, 0].tolist())
+        self._check_finite(position.epoch, rows)
         train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
         times = rows[:, _TIMES].T.tolist()
         apart = self.learner.strategy.drift
@@ -174,6 +174,7 @@ class Trainer:
             period=self.learner.rule.reason if self._job.replicas > 1 else "",
             drift=drift,
             moved=moved,
+            lost=round(float(rows[:, _LOST].sum())),
         )
         self.learner.learn(record)
         if self._comm.rank == 0:
@@ -208,11 +209,14 @@ class Trainer:
             return None
         return self._score(rows[:, :3].sum(0).tolist(), seconds=float(rows[:, 3].max()))
 
-    def _check_finite(self, epoch: int, losses: list[float]) -> None:
+    def _check_finite(self, epoch: int, rows: torch.Tensor) -> None:
         """Stop when a loss, or a weight, is no longer a number; every rank sees the same and raises the same."""
-        bad = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
-        if not bad and bool(torch.isfinite(self.learner.arena.weights.sum())):
+        lost = ~torch.isfinite(rows[:, 0])
+        if not bool(torch.isfinite(self.learner.arena.weights.sum())):
+            lost |= rows[:, _LOST] > 0  # all were, or there would be weights
+        elif not lost.any():
             return
+        bad = lost.nonzero().flatten().tolist()
         where = f"on rank {', '.join(map(str, bad[:8]))}" if bad else "in the weights, on every rank"
         last = checkpoints.newest(self._run.checkpoints)
         good = f"the last good checkpoint is {last.path}" if last else "there is no checkpoint yet"

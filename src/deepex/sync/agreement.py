@@ -11,9 +11,12 @@ replicas are equal:
 - `InPlace`: one replica per rank. The collective works on the arena itself.
 - `Turns`: several replicas take turns on the arena. Two more slices, however many replicas: what was last agreed, and the sum so
   far.
+A replica whose numbers are none any more (`lose`) is left out of these: it adds nothing but its share, by which the mean of the
+others is then divided, and it goes on from there like the others.
 Other agreements wrap one of these (outer.py) or keep a state for each replica (elastic.py, streaming.py, background.py).
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,6 +54,16 @@ class Agreement(ABC):
         self.met: Met = lambda _mean: None
         self._agreed = region.agreed
         self._told = region.agreed[region.request]  # or what else an agreement keeps the last answer in
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether `lose` may be called."""
+        return False
+
+    def lose(self) -> None:
+        """Leave out the replica on the arena, which has lost its numbers, when it is added next."""
+        self._agreed.zero_()
+        self._agreed[self.region.lost] = 1.0
 
     def start(self) -> None:
         """Take what the region holds now, on every rank the same, as what was last agreed."""
@@ -115,8 +128,28 @@ class Agreement(ABC):
         return self.state()
 
 
+class _Mean(Agreement):
+    """The mean over all replicas but the lost ones.
+
+    On a host only: a GPU would have to be waited for at each sync, or to go over the arena twice more.
+    """
+
+    @property
+    @override
+    def leaves_out(self) -> bool:
+        return self.region.lost is not None and self._agreed.device.type == "cpu"
+
+    def _without_lost(self) -> None:
+        """Make the sum over those that were not lost their mean; of none, no number."""
+        if not self.leaves_out or not (lost := float(self._agreed[self.region.lost])):
+            return
+        left = 1 - lost if bool(self._agreed[self.region.weights].any()) else math.nan
+        self._agreed.div_(left)
+        self._agreed[self.region.lost] = 0.0
+
+
 @final
-class InPlace(Agreement):
+class InPlace(_Mean):
     """One replica per rank: its arena is weighted and summed where it lies, in one go."""
 
     _share = 1.0
@@ -133,11 +166,12 @@ class InPlace(Agreement):
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
         self._agreed[self.region.request : self.region.request + 1].fill_(request)
         comm.sum(self._agreed, self._share)
+        self._without_lost()
         self.met(self._agreed)
 
 
 @final
-class Turns(Agreement):
+class Turns(_Mean):
     """Several replicas per rank, or sums that do not depend on their order: each turn starts from what was agreed."""
 
     def __init__(self, region: Region, total: Total) -> None:
@@ -166,6 +200,7 @@ class Turns(Agreement):
         self._total.ask(self.region.request, request)
         self._total.reach(comm)
         self._total.into(self._agreed)
+        self._without_lost()
         self.met(self._agreed)
         self.start()
 

@@ -13,9 +13,9 @@ The period is the one with which learning is expected to take the least time, wh
   over fixed periods (benchmarks/periods.py), on workloads that are not those on which the rule was judged.
 - Drift grows with H^¾: with the root where noise leads, in proportion while momentum builds up.
 
-Without bounds from theory there is a guard: if drift, or the gap between validation and training loss, grows by much, the period is
-halved, whatever the times say, and may grow again from epoch to epoch. The periods of an epoch are of equal length, or nearly;
-those of the first are planned when the drift of its first stretch is known.
+Without bounds from theory there is a guard: if drift, or the gap between validation and training loss, grows by much, or a replica
+was lost (its numbers were none any more), the period is halved, whatever the times say, and may grow again from epoch to epoch. The
+periods of an epoch are of equal length, or nearly; those of the first are planned when the drift of its first stretch is known.
 """
 
 import math
@@ -136,7 +136,7 @@ class Auto(PeriodRule):
         return min(sync_seconds / step_seconds, float(self._longest) ** 2) if step_seconds > _NO_TIME else 0.0
 
     def _alarm(self, seen: Seen, drift: float) -> str:
-        """What has grown since the last epoch, in words; empty if nothing has. `drift` is that in one step."""
+        """What has gone wrong since the last epoch, in words; empty if nothing has. `drift` is that in one step."""
         gap = max(seen.validation_loss - seen.loss, 0.0) if seen.validation_loss is not None else 0.0
         now = {"drift": drift, "gap": gap}
         before = self._before or now
@@ -149,4 +149,6 @@ class Auto(PeriodRule):
             if has
         ]
         self._before = now
-        return f"; {' and '.join(grown)} grew, so the period is halved" if grown else ""
+        wrong = [f"{' and '.join(grown)} grew"] if grown else []
+        wrong += ["a replica was lost"] if seen.lost else []
+        return f"; {' and '.join(wrong)}, so the period is halved" if wrong else ""

@@ -51,14 +51,21 @@ class Drift:
         self._last: torch.Tensor | None = None
         self._sums = torch.zeros((3, len(groups)), dtype=torch.float64, device=device)
         self.syncs = 0  # that were summed up
+        self._missed: list[int] = []
 
     def note(self, index: int) -> None:
         """Copy the sample of the replica on the arena."""
         torch.index_select(self._agreed, 0, self._places, out=self._local[index])
 
+    def miss(self, index: int) -> None:
+        """Count a replica that is left out as if it were where the others meet."""
+        self._missed.append(index)
+
     def met(self, mean: torch.Tensor) -> None:
         """Compare what was noted with the mean."""
         centre = mean.index_select(0, self._places)
+        while self._missed:
+            self._local[self._missed.pop()] = centre
         before = centre if self._last is None else self._last
         squares = [(self._local - centre).square().mean(0), (centre - before).square(), centre.square()]
         self._sums.index_add_(1, self._numbers, (torch.stack(squares) * self._scales).double())

@@ -251,6 +251,11 @@ class Outer(Agreement):
         self._weights.copy_(self._last)
         self._inner.start()
 
+    @property
+    @override
+    def leaves_out(self) -> bool:
+        return self._inner.leaves_out
+
     @override
     def settle(self) -> None:
         self._inner.settle()

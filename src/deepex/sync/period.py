@@ -27,8 +27,8 @@ class Seen:
     """What an epoch has shown, on all ranks together.
 
     `drift`: how far a replica was from the mean at a sync, as a share of the mean's norm (root mean square); where there was a
-    `look`, at those after it. `step_seconds` is of one step of the slowest rank (of all its replicas), `sync_seconds` of one sync,
-    waiting for others left out.
+    `look`, at those after it. `lost`: how often a replica was left out of a mean. `step_seconds` is of one step of the slowest rank
+    (of all its replicas), `sync_seconds` of one sync, waiting for others left out.
     """
 
     epoch: int
@@ -39,6 +39,7 @@ class Seen:
     steps: int
     syncs: int
     validation_loss: float | None = None
+    lost: int = 0
 
     @property
     def period(self) -> float:

@@ -26,8 +26,9 @@ class Region:
     `buffers` and `weights` are its parts with the batch-norm statistics and with the weights (none where gradients are agreed on).
     `own` is what a replica's turn must start from: all of it, or the buffers alone where every step replaces the rest. `request` is
     the position of one number that is above zero after a sync if some rank asked to stop: ranks tell each other within the same
-    collective. `matrices` are the weights that are no biases and not of normalisation. `slots` tell where each gradient begins and
-    how many numbers it has, if somebody tells as soon as it is there.
+    collective. So does `lost`, where there is one, with the share of replicas that are left out. `matrices` are the weights that
+    are no biases and not of normalisation. `slots` tell where each gradient begins and how many numbers it has, if somebody tells
+    as soon as it is there.
     """
 
     agreed: torch.Tensor
@@ -35,6 +36,7 @@ class Region:
     weights: slice
     own: slice
     request: int
+    lost: int | None = None
     matrices: tuple[Place, ...] = ()
     slots: tuple[tuple[int, int], ...] = ()
 

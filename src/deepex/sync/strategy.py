@@ -76,6 +76,7 @@ class Strategy:
         self._per_rank = crowd.replicas // comm.size
         self._first = comm.rank * self._per_rank
         self._pieces: dict[int, list[Segment]] = {}
+        self._lost = False  # the replica on the arena
         if drift is not None:
             agreement.met = drift.met
 
@@ -104,6 +105,16 @@ class Strategy:
             else:
                 yield from self._turns_near(self._near, group, start, stop)
         self.agreement.reach(self._comm, request=asked(), rate=rate())
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether `lose` may be called."""
+        return self.agreement.leaves_out
+
+    def lose(self) -> None:
+        """Leave out the replica whose turn it is, which has lost its numbers, of what is agreed on after this turn."""
+        self.agreement.lose()
+        self._lost = True
 
     def _turns_alone(self, group: range, start: int, stop: int) -> Iterator[Turn]:
         since = 0 if self.agreement.since_epoch else start
@@ -136,6 +147,7 @@ class Strategy:
                 share = self._crowd.samples(self._first + index, a, b) / seen if seen else 1 / len(members)
                 if b < stop:
                     near.agreement.add(index, share)
+                    self._lost = False
                 else:
                     all_seen = sum(self._crowd.samples(replica, start, stop) for replica in members)
                     self._add(index, share * all_seen / self._crowd.total(start, stop))
@@ -145,7 +157,8 @@ class Strategy:
     def _add(self, index: int, share: float) -> None:
         self.agreement.add(index, share)
         if self.drift is not None:
-            self.drift.note(index)
+            self.drift.miss(index) if self._lost else self.drift.note(index)
+        self._lost = False
 
     def _pieces_of(self, start: int, stop: int) -> list[Segment]:
         return self._pieces[start] if self._near is not None else [(start, stop)]
