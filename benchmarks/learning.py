@@ -116,18 +116,25 @@ MACHINES: Final = {
 _ENOUGH: Final = {"atomai": "train error <= 0.1", "pf": "train rmse <= 0.155"}  # no cut-off is below
 
 
-def _muon(batch: int, rate: float, epochs: int) -> dict[str, Any]:
+def _muon(batch: int, rate: float, epochs: int, schedule: str = "") -> dict[str, Any]:
     muon = {"sync.outer": "muon", "sync.outer_rate": rate, "sync.period": 1, "sync.momentum": "reset"}
-    return {"batch": batch, "epochs": epochs, **muon}
+    return {"batch": batch, "epochs": epochs, **muon, **({"optim.schedule": schedule} if schedule else {})}
 
 
 _PAPER_EPOCHS: Final = {
     "atomai": {1: 4, 2: 4, 8: 6, 32: 8, 128: 10, 512: 12, 1536: 16},
     "pf": {1: 4, 2: 4, 8: 6, 32: 8, 128: 12, 512: 24, 1536: 48},
 }
-_MUON: Final = {
+_MUON: Final[dict[str, dict[int, tuple[Any, ...]]]] = {
     "atomai": {2: (32, 0.02, 3), 8: (32, 0.02, 3), 32: (32, 0.02, 3), 128: (32, 0.02, 4), 512: (16, 0.03, 5), 1536: (8, 0.03, 7)},
-    "pf": {2: (32, 0.02, 3), 8: (32, 0.02, 3), 32: (32, 0.02, 3), 128: (16, 0.03, 4), 512: (16, 0.05, 6), 1536: (8, 0.05, 8)},
+    "pf": {
+        2: (32, 0.02, 3),
+        8: (32, 0.02, 3),
+        32: (32, 0.02, 3),
+        128: (16, 0.03, 4),
+        512: (16, 0.05, 6),
+        1536: (32, 0.06, 8, "cosine"),
+    },
 }  # batch, rate, epochs: the best of what was tried
 _SMALL_BATCH: Final = {"atomai": 64, "pf": 32}  # the best for one replica
 _COST: Final = {"atomai": 0.1, "pf": 4.0}  # of a sync, in steps of these batches, on Summit
