@@ -13,13 +13,14 @@ from deepex.sync.total import FixedTotal, FloatTotal, Total
 KINDS = (FloatTotal, FixedTotal)
 
 
-def region_of(arena: torch.Tensor) -> Region:
-    return Region(agreed=arena, buffers=slice(0, 10), weights=slice(10, len(arena)), own=slice(0, len(arena)), request=0)
+def region_of(arena: torch.Tensor, lost: int | None = None) -> Region:
+    whole = slice(0, len(arena))
+    return Region(agreed=arena, buffers=slice(0, 10), weights=slice(10, len(arena)), own=whole, request=0, lost=lost)
 
 
-def make(kind: type[Total], arena: torch.Tensor) -> Agreement:
+def make(kind: type[Total], arena: torch.Tensor, lost: int | None = None) -> Agreement:
     buffer = torch.zeros(len(arena), dtype=torch.int64 if kind is FixedTotal else arena.dtype)
-    agreement = Turns(region_of(arena), kind(buffer))
+    agreement = Turns(region_of(arena, lost), kind(buffer))
     agreement.start()
     return agreement
 
@@ -50,6 +51,22 @@ def test_turns_give_the_weighted_mean_and_start_from_the_same_state(replicas: in
         assert torch.allclose(arena[1:].double(), expected[1:], atol=1e-6)
         assert agreement.requests == 1.0
         state = arena.clone()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("replicas", [2, 10, 12])
+def test_of_replicas_that_are_all_lost_there_is_no_mean(replicas: int, kind: type[Total]) -> None:
+    """Also where their shares, as they are added, are not quite one: ten tenths are a little more, twelve twelfths less."""
+    arena = torch.ones(200)
+    arena[1] = 0
+    agreement = make(kind, arena, lost=1)
+    for index in range(replicas):
+        agreement.begin(index)
+        agreement.lose()
+        agreement.add(index, 1 / replicas)
+    reach(agreement)
+    assert arena[2:].isnan().all()
+    assert arena[1] == 0
 
 
 def test_fixed_point_does_not_depend_on_the_order() -> None:

@@ -71,7 +71,7 @@ def test_strategy_is_that_of_full_copies(name: str, data: st.DataObject) -> None
 @given(st.data())
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in ("elastic", "streaming", "background")])
 def test_replicas_that_lost_their_numbers_are_left_out(name: str, data: st.DataObject) -> None:
-    """One, several, whole groups, or all of them."""
+    """One, several, whole groups, or all of them, after which nothing is a number any more."""
     replicas = data.draw(st.integers(2, 8), label="replicas")
     places = st.tuples(st.integers(0, replicas - 1), st.integers(0, 1), st.integers(0, 4))
     losses = data.draw(st.frozensets(places, min_size=1, max_size=replicas), label="replica, epoch and step of each loss")

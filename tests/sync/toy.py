@@ -201,7 +201,7 @@ class Copies:
 
     def meet(self, mean: torch.Tensor, states: list[torch.Tensor]) -> None:
         apart = [float((state[_W] - mean[_W]).square().sum()) for state in states if state[_W].isfinite().all()]
-        self.distances.append(sum(apart) / self.replicas)
+        self.distances.append(sum(apart) / self.replicas if mean[_W].isfinite().all() else torch.nan)
 
     def agree(self, epoch: int, number: int, start: int, last: tuple[int, int], *, whole: bool) -> None:
         if self.replicas == 1:
