@@ -265,6 +265,8 @@ class Copies:
     @staticmethod
     def nearly_orthogonal(matrix: torch.Tensor) -> torch.Tensor:
         """By its singular values: five times s ← 3.4445 s − 4.775 s³ + 2.0315 s⁵."""
+        if not matrix.isfinite().all():
+            return matrix
         u, s, v = torch.linalg.svd(matrix, full_matrices=False)
         s = s / s.norm()
         for _ in range(5):
