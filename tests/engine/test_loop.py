@@ -1,5 +1,6 @@
 """What the loop promises about communication, synchronisation with the host, and phases."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import deepex
 from deepex.comm import Communicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.engine import checkpoint as checkpoints
-from deepex.engine.checkpoint import CheckpointConfig
+from deepex.engine.checkpoint import Checkpoint, CheckpointConfig
 from deepex.engine.config import RunConfig
 from deepex.engine.trainer import Trainer
 from deepex.engine.watch import Watcher
@@ -195,10 +196,11 @@ def test_a_run_repeats_from_its_own_configuration(make_data: MakeData, tmp_path:
     assert (tmp_path / "a" / "weights.safetensors").read_bytes() == (tmp_path / "b" / "weights.safetensors").read_bytes()
 
 
-STUMBLES = {1: "0:5,0:23", 2: "0:5,1:11", 4: "1:2,3:5"}  # replica 1 in epoch 1 and replica 3 in epoch 2, by ranks' own counts
+# Replica 1 in epoch 1 gives no numbers, and replica 3 in epoch 2 absurd ones, by the ranks' own counts of passes.
+STUMBLES = {1: "0:5:nan,0:23:1e6", 2: "0:5:nan,1:11:1e6", 4: "1:2:nan,3:5:1e6"}
 
 
-def test_a_replica_that_loses_its_numbers_is_left_out(make_data: MakeData, tmp_path: Path) -> None:
+def test_a_replica_that_loses_its_way_is_left_out(make_data: MakeData, tmp_path: Path) -> None:
     """Four replicas of three steps, on 1, 2 and 4 ranks: the same two are lost, each for an epoch, and the others go on."""
     weights = []
     for ranks, stumbles in STUMBLES.items():
@@ -211,9 +213,20 @@ def test_a_replica_that_loses_its_numbers_is_left_out(make_data: MakeData, tmp_p
         assert [(epoch.lost, epoch.samples) for epoch in epochs] == [(1, 72), (1, 72), (0, 96)]
         assert all(0 < epoch.train.loss < 3 and epoch.train.samples == epoch.samples for epoch in epochs)
         assert all(epoch.drift["all"] < 0.5 for epoch in epochs)
-        assert ended.stdout.count("1 × a replica that had lost its numbers was left out") == 2
+        assert ended.stdout.count("1 × a replica that had gone astray was left out") == 2
         weights.append(load_file(out / "weights.safetensors"))
     for other in weights[1:]:
         assert all(torch.allclose(other[name], value, atol=1e-5) for name, value in weights[0].items())
     shown = run_deepex("show", str(tmp_path / "4")).stdout
-    assert "had lost its numbers: 1 in epoch 1, 1 in epoch 2" in " ".join(shown.split())
+    assert "a replica had gone astray: 1 in epoch 1, 1 in epoch 2" in " ".join(shown.split())
+
+
+def test_a_checkpoint_knows_the_worst_loss_by_which_replicas_are_judged(make_data: MakeData, tmp_path: Path) -> None:
+    keys = {"data": str(make_data(96)), "epochs": 3, "replicas": 2, "batch": 8, "sync.period": 3}
+    run = deepex.train(
+        deepex.recipe("fashion", {**keys, "checkpoint.syncs": 1, "checkpoint.keep": 99}), SoloCommunicator(), out=tmp_path / "run"
+    )
+    losses = [epoch.train.loss for epoch in run.epochs()]
+    kept = [Checkpoint(path, json.loads(path.read_text())).position for path in run.checkpoints.glob("*.json")]
+    assert {position.step for position in kept} == {0, 3}
+    assert all(position.worst == max([0.0, *losses[: position.epoch]]) for position in kept)

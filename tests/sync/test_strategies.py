@@ -38,6 +38,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 RELATIVE = ("adam", "trust", "muon")  # whose steps have a length of their own, so they end near an optimum and not in it
 
 
+LEAVE_OUT = [name for name in STRATEGIES if name not in ("elastic", "streaming", "background", "adam")]  # `adam` makes as large
+# a step of a change that is rounding alone as of any other
+
+
 def groups_of(replicas: int) -> st.SearchStrategy[int]:
     return st.sampled_from([size for size in range(1, replicas + 1) if replicas % size == 0])
 
@@ -69,7 +73,7 @@ def test_strategy_is_that_of_full_copies(name: str, data: st.DataObject) -> None
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in ("elastic", "streaming", "background")])
+@pytest.mark.parametrize("name", LEAVE_OUT)
 def test_replicas_that_lost_their_numbers_are_left_out(name: str, data: st.DataObject) -> None:
     """One, several, whole groups, or all of them, after which nothing is a number any more."""
     replicas = data.draw(st.integers(2, 8), label="replicas")

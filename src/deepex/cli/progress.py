@@ -89,7 +89,7 @@ class Bars(Watcher):
         self._epochs.append(epoch)
         shares = "  ".join(f"{name} {share:.0%}" for name, share in phase_shares(epoch).items())
         validation = f"  validation {score_text(epoch.validation)}" if epoch.validation else ""
-        lost = f"  | {epoch.lost} × a replica that had lost its numbers was left out" if epoch.lost else ""
+        lost = f"  | {epoch.lost} × a replica that had gone astray was left out" if epoch.lost else ""
         self._bar.console.print(
             f"epoch {epoch.epoch:>3}/{self._config.epochs}  {epoch.samples / epoch.seconds:>8,.0f} img/s  "
             f"{score_text(epoch.train)}{validation}  | {shares}{lost}",

@@ -169,7 +169,7 @@ def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
     if met:
         _print_table(console, "how replicas met", ("epoch", "syncs", "drift", "moved", "period"), met)
     if lost := [f"{epoch.lost} in epoch {epoch.epoch}" for epoch in epochs if epoch.lost]:
-        console.print(f"left out of a sync, because a replica had lost its numbers: {', '.join(lost)}")
+        console.print(f"left out of a sync, because a replica had gone astray: {', '.join(lost)}")
     if any(epoch.partial for epoch in epochs):
         console.print("* resumed in its middle: its times do not cover all of it")
 

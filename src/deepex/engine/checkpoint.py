@@ -53,7 +53,7 @@ class Position:
     """How far a run is: `epoch` whole epochs, and `step` steps into the next, of which `syncs`, `sums` and `apart` so far.
 
     `sums` has the loss, the tally of the measure and the samples, over all ranks; `apart` what was seen of drift: the number of
-    syncs and the mean squares over them.
+    syncs and the mean squares over them. `worst` is the highest training loss of the whole epochs.
     """
 
     epoch: int = 0
@@ -61,6 +61,7 @@ class Position:
     syncs: int = 0
     sums: tuple[float, ...] = (0.0, 0.0, 0.0)
     apart: tuple[float, ...] = ()
+    worst: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Checkpoint:
     def position(self) -> Position:
         """Where in the run it was taken."""
         header = self.header
-        so_far = tuple(header["sums"]), tuple(header.get("apart", ()))
+        so_far = tuple(header["sums"]), tuple(header.get("apart", ())), header.get("worst", 0.0)
         return Position(header["epoch"], header["step"], header["syncs"], *so_far)
 
 
@@ -114,6 +115,7 @@ def save(
             "syncs": position.syncs,
             "sums": position.sums,
             "apart": position.apart,
+            "worst": position.worst,
             "replicas": replicas,
             "momentum": "local" if "momentum" in kept.own else "shared",
             "own_crc32": checksums,

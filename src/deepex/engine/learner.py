@@ -51,6 +51,7 @@ from deepex.sync.region import Place
 from deepex.sync.strategy import Turn as SyncTurn
 
 _TRIALS: Final = 3
+_ASTRAY: Final = 100.0  # times the highest training loss of an epoch
 
 
 class Learner:
@@ -114,6 +115,7 @@ class Learner:
         self.plan: deque[tuple[int, int]] = deque()  # the stretches that are still to be run
         self.rate, self._epoch, self._syncs = 0.0, 0, 0
         self.lost, self.lost_samples = 0, 0  # turns of this epoch that were left out, and their samples
+        self._most_loss = math.inf  # of a sample
 
     def start(self) -> None:
         """Begin from the initial weights, which the arena holds now, or those of a checkpoint that kept nothing beside them."""
@@ -194,11 +196,15 @@ class Learner:
         """What one sync sends and receives per rank, as the size of the buffer that is summed."""
         return self.strategy.agreement.nbytes
 
-    def begin_epoch(self, epoch: int, step: int, syncs: int = 0) -> None:
-        """Plan the syncs of an epoch from `step` on, before which there have been `syncs`, and start its feed."""
+    def begin_epoch(self, epoch: int, step: int, syncs: int = 0, *, worst: float = 0.0) -> None:
+        """Plan the syncs of an epoch from `step` on, before which there have been `syncs`, and start its feed.
+
+        A replica whose loss is far above that of the `worst` epoch has lost its way.
+        """
         self.clock.reset()
         self.runner.sums.zero_()
         self.lost, self.lost_samples = 0, 0
+        self._most_loss = _ASTRAY * worst if worst > 0 else math.inf
         if self.strategy.drift is not None and step == 0:
             self.strategy.drift.reset()
         self._syncs = syncs
@@ -254,8 +260,8 @@ class Learner:
                     break
             self.rate = self._rate(epoch, min(turn.stop, stop) - 1)
             self.arena.take_back_buffers()
-            if careful and not math.isfinite(self.runner.sums[0]):
-                self._lose(turn, before)
+            if careful:
+                self._lose_if_astray(turn, before)
             self.momentum.end(turn.index)
             self._counters.end(turn.index, first=turn.first)
             self.clock.mark(SYNC)
@@ -268,13 +274,17 @@ class Learner:
             self.clock.mark(UPDATE)
         return stop
 
-    def _lose(self, turn: SyncTurn, before: torch.Tensor) -> None:
-        """Leave out a replica that has lost its numbers in this turn: of the sums, and of what is agreed on next."""
+    def _lose_if_astray(self, turn: SyncTurn, before: torch.Tensor) -> None:
+        """Leave out a replica whose loss in this turn was no number, or absurd: of the sums, and of what is agreed on next."""
+        samples = self._shards.samples(self.replicas[turn.index], turn.start, turn.stop)
+        loss = float(self.runner.sums[0] - before[0])
+        if not samples or (math.isfinite(loss) and loss / samples <= self._most_loss):
+            return
         self.runner.sums.copy_(before)
         self.arena.momentum.zero_()
         self.strategy.lose()
         self.lost += 1
-        self.lost_samples += self._shards.samples(self.replicas[turn.index], turn.start, turn.stop)
+        self.lost_samples += samples
 
     @property
     def requests(self) -> torch.Tensor:

@@ -107,7 +107,7 @@ class Trainer:
         mine = sum(shards.samples(replica, position.step, shards.steps) for replica in learner.replicas)
         self._watcher.epoch_began(epoch + 1, mine)
         began, syncs, stopped = perf_counter(), position.syncs, False
-        learner.begin_epoch(epoch, position.step, position.syncs)
+        learner.begin_epoch(epoch, position.step, position.syncs, worst=position.worst)
         while learner.plan:
             start, planned = learner.plan.popleft()
             stop = learner.segment(epoch, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped)
@@ -123,7 +123,8 @@ class Trainer:
                 learner.clock.start()  # writing a checkpoint is none of the phases
         record = self._end_epoch(position, syncs, mine, began)
         stopped = stopped or self._poll.settled()
-        after, ends = Position(epoch + 1), epoch + 1 == self._config.epochs
+        worst = max(position.worst, record.train.loss)
+        after, ends = Position(epoch + 1, worst=worst), epoch + 1 == self._config.epochs
         reached = self._target is not None and self._target.reached(record)
         if stopped or ends or reached or (epoch + 1) % self._config.checkpoint.epochs == 0:
             self._save(after)
@@ -143,7 +144,7 @@ class Trainer:
         sums = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), before.sums, strict=True)]
         drift = self.learner.strategy.drift
         apart = (drift.syncs, *rows[:, _REST].mean(0).tolist()) if drift is not None else ()
-        return Position(epoch, step, syncs, tuple(sums), apart)
+        return Position(epoch, step, syncs, tuple(sums), apart, before.worst)
 
     def _end_epoch(self, position: Position, syncs: int, mine: int, began: float) -> EpochRecord:
         """Read what the epoch measured, gather it from all ranks, and write the record."""

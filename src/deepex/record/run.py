@@ -52,7 +52,7 @@ class EpochRecord:
     `partial` marks an epoch whose times do not cover the whole of it, because the run was resumed in its middle.
     `measured` is false for a predicted epoch. `period` says why its syncs were where they were. `drift` is how far a replica was
     from the mean when they met, for each group of layers and for all of them, as a share of the mean's norm; `moved` is how far the
-    mean itself had come since the sync before. `lost` is how often a replica was left out of a sync, having lost its numbers.
+    mean itself had come since the sync before. `lost` is how often a replica was left out of a sync, having gone astray.
     """
 
     epoch: int

@@ -11,7 +11,7 @@ replicas are equal:
 - `InPlace`: one replica per rank. The collective works on the arena itself.
 - `Turns`: several replicas take turns on the arena. Two more slices, however many replicas: what was last agreed, and the sum so
   far.
-A replica whose numbers are none any more (`lose`) is left out of these: it adds nothing but its share, by which the mean of the
+A replica that has gone astray (`lose`) is left out of these: it adds nothing but its share, by which the mean of the
 others is then divided, and it goes on from there like the others.
 Other agreements wrap one of these (outer.py) or keep a state for each replica (elastic.py, streaming.py, background.py).
 """
@@ -61,7 +61,7 @@ class Agreement(ABC):
         return False
 
     def lose(self) -> None:
-        """Leave out the replica on the arena, which has lost its numbers, when it is added next."""
+        """Leave out the replica on the arena, which has gone astray, when it is added next."""
         self._agreed.zero_()
         self._agreed[self.region.lost] = 1.0
 

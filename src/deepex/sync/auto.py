@@ -14,8 +14,8 @@ The period is the one with which learning is expected to take the least time, wh
 - Drift grows with H^¾: with the root where noise leads, in proportion while momentum builds up.
 
 Without bounds from theory there is a guard: if drift, or the gap between validation and training loss, grows by much, or a replica
-was lost (its numbers were none any more), the period is halved, whatever the times say, and may grow again from epoch to epoch. The
-periods of an epoch are of equal length, or nearly; those of the first are planned when the drift of its first stretch is known.
+was lost (its loss was no number, or absurd), the period is halved, whatever the times say, and may grow again from epoch to epoch.
+The periods of an epoch are of equal length, or nearly; those of the first are planned when the drift of its first stretch is known.
 """
 
 import math

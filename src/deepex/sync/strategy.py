@@ -112,7 +112,7 @@ class Strategy:
         return self.agreement.leaves_out
 
     def lose(self) -> None:
-        """Leave out the replica whose turn it is, which has lost its numbers, of what is agreed on after this turn."""
+        """Leave out the replica whose turn it is, which has gone astray, of what is agreed on after this turn."""
         self.agreement.lose()
         self._lost = True
 
