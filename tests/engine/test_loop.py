@@ -221,6 +221,23 @@ def test_a_replica_that_loses_its_way_is_left_out(make_data: MakeData, tmp_path:
     assert "a replica had gone astray: 1 in epoch 1, 1 in epoch 2" in " ".join(shown.split())
 
 
+def test_a_resumed_run_knows_of_replicas_that_were_lost_before(
+    make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last epoch goes on from its first sync, before which replica 1 of 2 was lost; its passes are counted from there again."""
+    monkeypatch.setenv("STUMBLES", "0:5:nan")
+    keys = {"data": str(make_data(96)), "net": "tests.networks:stumbling", "replicas": 2, "batch": 8, "sync.period": 3}
+    config = deepex.recipe("fashion", {**keys, "epochs": 1, "checkpoint.syncs": 1, "checkpoint.keep": 99})
+    whole = deepex.train(config, SoloCommunicator(), out=tmp_path / "run").epochs()[0]
+    for path in (tmp_path / "run" / "checkpoints").glob("epoch000001*"):
+        path.unlink()
+    (tmp_path / "run" / "epochs.jsonl").write_text("")
+    monkeypatch.setenv("STUMBLES", "")
+    resumed = deepex.train(config, SoloCommunicator(), out=tmp_path / "run", resume=True).epochs()[0]
+    assert (whole.lost, whole.samples) == (resumed.lost, resumed.samples) == (1, 72)
+    assert resumed.train.loss == pytest.approx(whole.train.loss, rel=1e-5)
+
+
 def test_a_checkpoint_knows_the_worst_loss_by_which_replicas_are_judged(make_data: MakeData, tmp_path: Path) -> None:
     keys = {"data": str(make_data(96)), "epochs": 3, "replicas": 2, "batch": 8, "sync.period": 3}
     run = deepex.train(

@@ -50,10 +50,11 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is: `epoch` whole epochs, and `step` steps into the next, of which `syncs`, `sums` and `apart` so far.
+    """How far a run is: `epoch` whole epochs, and `step` steps into the next, of which `syncs`, `sums`, `apart` and `lost` so far.
 
     `sums` has the loss, the tally of the measure and the samples, over all ranks; `apart` what was seen of drift: the number of
-    syncs and the mean squares over them. `worst` is the highest training loss of the whole epochs.
+    syncs and the mean squares over them; `lost` how often a replica was left out. `worst` is the highest training loss of the whole
+    epochs.
     """
 
     epoch: int = 0
@@ -61,6 +62,7 @@ class Position:
     syncs: int = 0
     sums: tuple[float, ...] = (0.0, 0.0, 0.0)
     apart: tuple[float, ...] = ()
+    lost: int = 0
     worst: float = 0.0
 
 
@@ -75,7 +77,7 @@ class Checkpoint:
     def position(self) -> Position:
         """Where in the run it was taken."""
         header = self.header
-        so_far = tuple(header["sums"]), tuple(header.get("apart", ())), header.get("worst", 0.0)
+        so_far = tuple(header["sums"]), tuple(header.get("apart", ())), header.get("lost", 0), header.get("worst", 0.0)
         return Position(header["epoch"], header["step"], header["syncs"], *so_far)
 
 
@@ -115,6 +117,7 @@ def save(
             "syncs": position.syncs,
             "sums": position.sums,
             "apart": position.apart,
+            "lost": position.lost,
             "worst": position.worst,
             "replicas": replicas,
             "momentum": "local" if "momentum" in kept.own else "shared",

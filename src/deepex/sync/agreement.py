@@ -11,8 +11,8 @@ replicas are equal:
 - `InPlace`: one replica per rank. The collective works on the arena itself.
 - `Turns`: several replicas take turns on the arena. Two more slices, however many replicas: what was last agreed, and the sum so
   far.
-A replica that has gone astray (`lose`) is left out of these: it adds nothing but its share, by which the mean of the
-others is then divided, and it goes on from there like the others.
+A replica that has gone astray (`lose`) is left out of these: it adds nothing but its share, the sum of the others is divided by
+what is left of one, and it goes on from there like the others.
 Other agreements wrap one of these (outer.py) or keep a state for each replica (elastic.py, streaming.py, background.py).
 """
 
