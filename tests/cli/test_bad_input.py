@@ -120,7 +120,8 @@ def test_a_failing_rank_ends_the_job_at_once(trouble: str, cause: str | None, ma
     settings = [
         f"--set={s}" for s in ("net=tests.networks:troubled", f"data={make_data(192)}", "epochs=2", "batch=8", "validate=none")
     ]
-    result = run_deepex("train", "fashion", "--ranks=3", f"--out={tmp_path / 'run'}", *settings, TROUBLE=trouble, TROUBLED_RANK="1")
+    troubles = {"TROUBLE": trouble, "TROUBLED_RANK": "1", "SLOW_DISK": "1"}  # the failure is not to be overwritten by what was slow
+    result = run_deepex("train", "fashion", "--ranks=3", f"--out={tmp_path / 'run'}", *settings, **troubles)
     assert result.returncode == 1, (result.returncode, result.stderr)
     lines = own_lines(result.stderr)
     assert len(lines) == 1, result.stderr

@@ -71,7 +71,7 @@ def test_strategy_is_that_of_full_copies(name: str, data: st.DataObject) -> None
     assert drifts == pytest.approx(distances, rel=2e-3, abs=2e-4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("name", LEAVE_OUT)
 def test_replicas_that_lost_their_numbers_are_left_out(name: str, data: st.DataObject) -> None:

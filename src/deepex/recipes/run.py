@@ -97,19 +97,8 @@ def _train(
         position = together(comm, lambda: trainer.load(checkpoint))
         if resume:  # not before: a run that cannot go on so is left as it was
             together(comm, lambda: _continue(run, job, state, position, comm))
+        together(comm, lambda: _note_setup(run, trainer, comm, perf_counter() - began))  # a rank that fails writes there too
         if comm.rank == 0:
-            learner = trainer.learner
-            sizes = {
-                "arena_bytes": learner.arena.memory.nbytes,
-                "sync_bytes": learner.sync_bytes,
-                "arena_shared": comm.shares(learner.arena.memory),
-                "step": dataclasses.asdict(learner.runner.choice),
-                "statistics": {
-                    "kind": "estimated" if learner.statistics is not None else "running",
-                    "reason": learner.statistics_reason,
-                },
-            }
-            run.set_state(setup_seconds=perf_counter() - began, **sizes)
             watcher.began(run.state)
         try:
             outcome = trainer.run(position)
@@ -121,6 +110,22 @@ def _train(
             watcher.ended(outcome.status, outcome.reason)
         comm.barrier()
     return run
+
+
+def _note_setup(run: RunDirectory, trainer: Trainer, comm: Communicator, seconds: float) -> None:
+    """Tell in `run.json` what was built."""
+    if comm.rank > 0:
+        return
+    learner = trainer.learner
+    estimated = learner.statistics is not None
+    run.set_state(
+        setup_seconds=seconds,
+        arena_bytes=learner.arena.memory.nbytes,
+        sync_bytes=learner.sync_bytes,
+        arena_shared=comm.shares(learner.arena.memory),
+        step=dataclasses.asdict(learner.runner.choice),
+        statistics={"kind": "estimated" if estimated else "running", "reason": learner.statistics_reason},
+    )
 
 
 def _keep_reasons(state: dict[str, Any], begun: dict[str, Any]) -> None:
