@@ -144,7 +144,7 @@ class Trainer:
         sums = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), before.sums, strict=True)]
         drift = self.learner.strategy.drift
         apart = (drift.syncs, *rows[:, _REST].mean(0).tolist()) if drift is not None else ()
-        return Position(epoch, step, syncs, tuple(sums), apart, before.lost + round(float(rows[:, _LOST].sum())), before.worst)
+        return Position(epoch, step, syncs, tuple(sums), apart, before.lost + _lost(rows), before.worst)
 
     def _end_epoch(self, position: Position, syncs: int, mine: int, began: float) -> EpochRecord:
         """Read what the epoch measured, gather it from all ranks, and write the record."""
@@ -175,7 +175,7 @@ class Trainer:
             period=self.learner.rule.reason if self._job.replicas > 1 else "",
             drift=drift,
             moved=moved,
-            lost=position.lost + round(float(rows[:, _LOST].sum())),
+            lost=position.lost + _lost(rows),
         )
         self.learner.learn(record)
         if self._comm.rank == 0:
@@ -240,6 +240,11 @@ class Trainer:
             rule=learner.rule.state,
             keep=self._config.checkpoint.keep,
         )
+
+
+def _lost(rows: torch.Tensor) -> int:
+    """How often a replica was left out, on all ranks."""
+    return round(float(rows[:, _LOST].sum()))
 
 
 def _make_evaluator(job: Job, comm: Communicator) -> Evaluator | None:
