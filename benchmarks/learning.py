@@ -138,19 +138,20 @@ _MUON: Final[dict[str, dict[int, tuple[Any, ...]]]] = {
 }  # batch, rate, epochs: the best of what was tried
 _SMALL_BATCH: Final = {"atomai": 64, "pf": 32}  # the best for one replica
 _COST: Final = {"atomai": 0.1, "pf": 4.0}  # of a sync, in steps of these batches, on Summit
-_AUTO_REPLICAS: Final = (2, 8, 32)  # with steps enough in an epoch for means of weights; with more, `auto` is Muon too
+_ENOUGH_STEPS: Final = 32  # replicas, of which each has steps enough in an epoch for `auto` to be a mean of weights, about
 _FAST: Final = {"precision": "bf16", "layout": "channels_last"}  # as the seconds are measured
 
 
-def _auto(workload: str) -> dict[str, Any]:
-    return {"batch": _SMALL_BATCH[workload], "epochs": 4, "sync.strategy": "auto", "sync.cost": _COST[workload]}
+def _auto(workload: str, replicas: int) -> dict[str, Any]:
+    batch, epochs = (_SMALL_BATCH[workload], 4) if replicas <= _ENOUGH_STEPS else _MUON[workload][replicas][:3:2]
+    return {"batch": batch, "epochs": epochs, "sync.strategy": "auto", "sync.cost": _COST[workload]}
 
 
 def _plan(workload: str) -> list[dict[str, Any]]:
     """Trials stop where nobody asks for more, except where one replica shows what can be reached."""
     rows: list[tuple[str, int, dict[str, Any]]] = [
         ("sgd", 1, {"batch": _SMALL_BATCH[workload], "epochs": _PAPER_EPOCHS[workload][1]}),
-        *(("auto", replicas, _auto(workload)) for replicas in _AUTO_REPLICAS),
+        *(("auto", replicas, _auto(workload, replicas)) for replicas in REPLICAS if replicas > 1),
         *(("muon", replicas, _muon(*chosen)) for replicas, chosen in _MUON[workload].items()),
         *((PAPER, replicas, {"epochs": epochs}) for replicas, epochs in _PAPER_EPOCHS[workload].items()),
     ]
@@ -244,7 +245,7 @@ def epoch_seconds(machine: Machine, trial: Trial, speed: dict[str, Any], number:
         outer = muon_flops(trial.workload) / machine.matrix_flops
     else:
         step, outer = step_seconds(speed["step_seconds"], batch), speed["outer_seconds"]
-    if trial.changes.get("sync.outer") != "muon":
+    if "muon" not in (trial.outer, trial.changes.get("sync.outer")):
         outer = 0.0
     sync = machine.sync_seconds(task.sync_bytes, trial.replicas) if trial.replicas > 1 else 0.0
     return float(steps * step + syncs * (sync + outer))

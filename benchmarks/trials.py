@@ -48,7 +48,10 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One run: a recipe with changes, and what came of it. `workload` and `name` are for whoever reads."""
+    """One run: a recipe with changes, and what came of it. `workload` and `name` are for whoever reads.
+
+    `outer`: the outer step that was asked for, or that `auto` chose.
+    """
 
     workload: str
     name: str
@@ -56,6 +59,7 @@ class Trial:
     recipe: str
     measure: str  # loss, error or rmse
     changes: dict[str, Any]
+    outer: str = ""
     samples: int = 0
     epochs: list[Epoch] = field(default_factory=list)
     note: str = ""
@@ -78,7 +82,7 @@ class Trial:
 
     def asked(self) -> "Trial":
         """The same before it has run."""
-        return replace(self, samples=0, epochs=[], note="", commit="", when="")
+        return replace(self, outer="", samples=0, epochs=[], note="", commit="", when="")
 
     def told(self) -> str:
         """What came of it, in a line."""
@@ -138,6 +142,9 @@ def _run_here(trial: Trial, out: Path, deadline: float) -> None:
         out.with_suffix(".new").rename(out)
 
     class Listener(Watcher):
+        def began(self, state: dict[str, Any]) -> None:
+            write(outer=state["sync"]["outer"])
+
         def epoch_ended(self, epoch: EpochRecord) -> None:
             scores = [epoch.score(part, trial.measure) for part in ("train", "validation")]
             train, validation = (math.nan if score is None else score for score in scores)

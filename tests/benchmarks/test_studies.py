@@ -49,7 +49,7 @@ def test_a_trial_tells_what_its_run_did(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_trial_is_run_as_it_was_asked_for() -> None:
     (found,) = trials.run([tiny()], jobs=1)
     assert [(epoch.steps, epoch.syncs) for epoch in found.epochs] == [(30, 6)] * 3
-    assert (found.samples, found.note) == (6000, "")
+    assert (found.samples, found.outer, found.note) == (6000, "none", "")
     assert Trial.from_json(json.loads(json.dumps(found.to_json()))).asked() == found.asked() == tiny()
 
 
@@ -98,7 +98,9 @@ def test_seconds_of_an_epoch() -> None:
     sync = 2 * 4e6 * learning.TASKS["pf"].weights / 2 / 1e9
     assert learning.epoch_seconds(machine, plain, speed) == pytest.approx(60 * 0.2 + 3 * sync)
     muon = made("a", [1.0], syncs=3, batch=12, replicas=2, **{"sync.outer": "muon"})
-    assert learning.epoch_seconds(machine, muon, speed) == pytest.approx(60 * 0.2 + 3 * (sync + 0.5))
+    chosen = replace(made("a", [1.0], syncs=3, batch=12, replicas=2, **{"sync.strategy": "auto"}), outer="muon")
+    for trial in (muon, chosen):
+        assert learning.epoch_seconds(machine, trial, speed) == pytest.approx(60 * 0.2 + 3 * (sync + 0.5))
     assert learning.step_seconds(speed["step_seconds"], 4) == 0.1, "no step is shorter than the shortest that was measured"
     assert learning.step_seconds(speed["step_seconds"], 32) == pytest.approx(0.6)
 

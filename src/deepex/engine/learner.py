@@ -5,7 +5,7 @@
         stop = learner.segment(epoch, *learner.plan.popleft())
         learner.look(epoch, stop)
 
-Compute phases contain no collective, so a slow rank shows as slow; nothing is read from the device.
+Compute phases contain no collective, so a slow rank shows as slow; nothing is read from the device but the loss of long turns.
 """
 
 import math
@@ -235,7 +235,6 @@ class Learner:
         Gives the step reached: earlier than `stop` only for a run of one replica that was asked to stop; nobody waits for it.
         """
         alone, steps = self._job.replicas == 1, self._shards.steps
-        careful = not alone and self.strategy.leaves_out
         self._counters.open()
         turns = self.strategy.turns(
             start,
@@ -250,7 +249,7 @@ class Learner:
                 self.momentum.begin(turn.index)
                 self._counters.begin(first=turn.first, opens=turn.first and turn.start == start)
             self.clock.mark(SYNC)
-            done = turn.start
+            careful, done = not alone and self.strategy.leaves_out, turn.start
             before = self.runner.sums.clone() if careful else self.runner.sums
             for number, samples in self.runner.steps(epoch, self._turn(turn)):
                 stepped(samples)

@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, final
 
 import torch
 from typing_extensions import override
@@ -30,6 +30,7 @@ from deepex.sync.region import Region
 from deepex.sync.total import Total
 
 Met = Callable[[torch.Tensor], None]
+_LONG: Final = 64  # steps, beside which it does not count that a GPU is waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,12 @@ class Agreement(ABC):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether `lose` may be called."""
+        """Whether `lose` may be called in this stretch."""
         return False
+
+    def watch(self, steps: int) -> None:
+        """Hear, on every rank the same, of how many steps the turns of the stretch that begins are, at least."""
+        return
 
     def lose(self) -> None:
         """Leave out the replica on the arena, which has gone astray, when it is added next."""
@@ -129,15 +134,18 @@ class Agreement(ABC):
 
 
 class _Mean(Agreement):
-    """The mean over all replicas but the lost ones.
+    """The mean over all replicas but the lost ones; on a GPU, which is waited for so, only where turns are long."""
 
-    On a host only: a GPU would have to be waited for at each sync, or to go over the arena twice more.
-    """
+    _watched = True
 
     @property
     @override
     def leaves_out(self) -> bool:
-        return self.region.lost is not None and self._agreed.device.type == "cpu"
+        return self.region.lost is not None and self._watched
+
+    @override
+    def watch(self, steps: int) -> None:
+        self._watched = steps >= _LONG or self._agreed.device.type == "cpu"
 
     def _without_lost(self) -> None:
         """Make the sum over those that were not lost their mean; of none, no number."""

@@ -257,6 +257,10 @@ class Outer(Agreement):
         return self._inner.leaves_out
 
     @override
+    def watch(self, steps: int) -> None:
+        self._inner.watch(steps)
+
+    @override
     def settle(self) -> None:
         self._inner.settle()
 

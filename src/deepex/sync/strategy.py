@@ -98,6 +98,9 @@ class Strategy:
         self, start: int, stop: int, *, number: int, whole: bool, asked: Callable[[], float], rate: Callable[[], float]
     ) -> Iterator[Turn]:
         """Yield each turn when it is to be run, and sync when all have been."""
+        steps = min(b - a for a, b in self._pieces_of(start, stop))
+        for agreement in (self.agreement, self._near.agreement) if self._near is not None else (self.agreement,):
+            agreement.watch(steps)
         self.agreement.prepare(number, whole=whole)
         for group in self._groups():
             if self._near is None:
@@ -108,7 +111,7 @@ class Strategy:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether `lose` may be called."""
+        """Whether `lose` may be called in this stretch."""
         return self.agreement.leaves_out
 
     def lose(self) -> None:
