@@ -122,7 +122,7 @@ def _muon(batch: int, rate: float, epochs: int, schedule: str = "") -> dict[str,
 
 
 _PAPER_EPOCHS: Final = {
-    "atomai": {1: 4, 2: 4, 8: 6, 32: 8, 128: 10, 512: 12, 1536: 16},
+    "atomai": {1: 4, 2: 4, 8: 6, 32: 8, 128: 10, 512: 12, 1536: 12},
     "pf": {1: 4, 2: 4, 8: 6, 32: 8, 128: 12, 512: 24, 1536: 48},
 }
 _MUON: Final[dict[str, dict[int, tuple[Any, ...]]]] = {
@@ -131,29 +131,37 @@ _MUON: Final[dict[str, dict[int, tuple[Any, ...]]]] = {
         2: (32, 0.02, 3),
         8: (32, 0.02, 3),
         32: (32, 0.02, 3),
-        128: (16, 0.03, 4),
+        128: (64, 0.04, 5),
         512: (16, 0.05, 6),
         1536: (32, 0.06, 8, "cosine"),
     },
 }  # batch, rate, epochs: the best of what was tried
 _SMALL_BATCH: Final = {"atomai": 64, "pf": 32}  # the best for one replica
 _COST: Final = {"atomai": 0.1, "pf": 4.0}  # of a sync, in steps of these batches, on Summit
-_ENOUGH_STEPS: Final = 32  # replicas, of which each has steps enough in an epoch for `auto` to be a mean of weights, about
+_AUTO: Final = {
+    "atomai": {2: (64, 4), 8: (64, 4), 32: (64, 4), 128: (32, 4), 512: (16, 5), 1536: (8, 7)},
+    "pf": {2: (32, 4), 8: (32, 4), 32: (32, 4), 128: (64, 5), 512: (32, 8), 1536: (32, 10)},
+}  # batch, epochs
+_FULL_BATCH: Final = {("atomai", 1536): 127}  # of the paper's setting: 196,587 samples are a few short of 1,536 × 128
 _FAST: Final = {"precision": "bf16", "layout": "channels_last"}  # as the seconds are measured
 
 
-def _auto(workload: str, replicas: int) -> dict[str, Any]:
-    batch, epochs = (_SMALL_BATCH[workload], 4) if replicas <= _ENOUGH_STEPS else _MUON[workload][replicas][:3:2]
+def _auto(workload: str, batch: int, epochs: int) -> dict[str, Any]:
     return {"batch": batch, "epochs": epochs, "sync.strategy": "auto", "sync.cost": _COST[workload]}
+
+
+def _paper(workload: str, replicas: int, epochs: int) -> dict[str, Any]:
+    batch = _FULL_BATCH.get((workload, replicas))
+    return {"epochs": epochs, **({"batch": batch} if batch else {})}
 
 
 def _plan(workload: str) -> list[dict[str, Any]]:
     """Trials stop where nobody asks for more, except where one replica shows what can be reached."""
     rows: list[tuple[str, int, dict[str, Any]]] = [
         ("sgd", 1, {"batch": _SMALL_BATCH[workload], "epochs": _PAPER_EPOCHS[workload][1]}),
-        *(("auto", replicas, _auto(workload, replicas)) for replicas in REPLICAS if replicas > 1),
+        *(("auto", replicas, _auto(workload, *chosen)) for replicas, chosen in _AUTO[workload].items()),
         *(("muon", replicas, _muon(*chosen)) for replicas, chosen in _MUON[workload].items()),
-        *((PAPER, replicas, {"epochs": epochs}) for replicas, epochs in _PAPER_EPOCHS[workload].items()),
+        *((PAPER, replicas, _paper(workload, replicas, epochs)) for replicas, epochs in _PAPER_EPOCHS[workload].items()),
     ]
     enough = {"target": _ENOUGH[workload]}
     relative = TASKS[workload].relative
