@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import FailureError
 from deepex.sync import Agreement, InPlace, Region, Turns, make_momentum
+from deepex.sync.outer import Outer, make_outer
 from deepex.sync.total import FixedTotal, FloatTotal, Total
 
 KINDS = (FloatTotal, FixedTotal)
@@ -67,6 +68,20 @@ def test_of_replicas_that_are_all_lost_there_is_no_mean(replicas: int, kind: typ
     reach(agreement)
     assert arena[2:].isnan().all()
     assert arena[1] == 0
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize(("device", "expected"), [("cpu", [True, True]), ("meta", [False, True])])
+def test_a_device_is_waited_for_after_long_turns_only(device: str, expected: list[bool], outer: bool) -> None:
+    """Meta stands for any device that is no CPU; that nothing is waited for in short turns is seen on a GPU (tests/gpu)."""
+    region = region_of(torch.empty(200, device=device), lost=1)
+    inner = InPlace(region)
+    agreement = Outer(inner, make_outer("slowmo", region, rate=1.0, momentum=0.5, peak=0.1)) if outer else inner
+    found = []
+    for steps in (63, 64):
+        agreement.watch(steps)
+        found.append(agreement.leaves_out)
+    assert found == expected
 
 
 def test_fixed_point_does_not_depend_on_the_order() -> None:
