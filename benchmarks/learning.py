@@ -253,7 +253,7 @@ def epoch_seconds(machine: Machine, trial: Trial, speed: dict[str, Any], number:
         outer = muon_flops(trial.workload) / machine.matrix_flops
     else:
         step, outer = step_seconds(speed["step_seconds"], batch), speed["outer_seconds"]
-    if "muon" not in (trial.outer, trial.changes.get("sync.outer")):
+    if trial.outer != "muon":
         outer = 0.0
     sync = machine.sync_seconds(task.sync_bytes, trial.replicas) if trial.replicas > 1 else 0.0
     return float(steps * step + syncs * (sync + outer))

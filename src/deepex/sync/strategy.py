@@ -99,8 +99,9 @@ class Strategy:
     ) -> Iterator[Turn]:
         """Yield each turn when it is to be run, and sync when all have been."""
         steps = min(b - a for a, b in self._pieces_of(start, stop))
-        for agreement in (self.agreement, self._near.agreement) if self._near is not None else (self.agreement,):
-            agreement.watch(steps)
+        self.agreement.watch(steps)
+        if self._near is not None:
+            self._near.agreement.watch(steps)
         self.agreement.prepare(number, whole=whole)
         for group in self._groups():
             if self._near is None:
