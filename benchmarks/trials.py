@@ -120,7 +120,7 @@ def _run_apart(trial: Trial, deadline: float) -> Trial | None:
         asked.write_text(json.dumps(trial.to_json()), encoding="utf-8")
         words = [sys.executable, __file__, str(asked), str(told), str(deadline)]
         done = subprocess.run(words, check=False, capture_output=True, text=True)
-        if told.exists():
+        if done.returncode == 0:
             return Trial.from_json(json.loads(told.read_text(encoding="utf-8")))
         print(f"{trial.key} ended with code {done.returncode}:\n{done.stderr[-2000:]}", flush=True)
         return None
@@ -143,7 +143,8 @@ def _run_here(trial: Trial, out: Path, deadline: float) -> None:
 
     class Listener(Watcher):
         def began(self, state: dict[str, Any]) -> None:
-            write(outer=state["sync"]["outer"])
+            nonlocal done
+            done = replace(done, outer=state["sync"]["outer"])
 
         def epoch_ended(self, epoch: EpochRecord) -> None:
             scores = [epoch.score(part, trial.measure) for part in ("train", "validation")]
