@@ -179,6 +179,19 @@ def _plan(workload: str) -> list[dict[str, Any]]:
 PLAN: Final = [row for workload in TASKS for row in _plan(workload)]
 
 
+def read_plan(path: Path) -> list[dict[str, Any]]:
+    """The trials of a plan; one that is none ends the program with a sentence."""
+    wanted = "a plan is a JSON list of tables with workload, name, replicas and set, and seeds if they are others"
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path} cannot be read ({error}): {wanted}")
+    for number, row in enumerate(rows if isinstance(rows, list) else [None], 1):
+        if not isinstance(row, dict) or {"workload", "name", "replicas", "set"} - row.keys():
+            sys.exit(f"{path}: number {number} is no trial: {wanted}")
+    return rows
+
+
 def planned(rows: Sequence[dict[str, Any]], data: dict[str, str], seeds: Sequence[int]) -> list[Trial]:
     """The trials of a plan whose data is there."""
     return [
@@ -377,7 +390,7 @@ def main() -> None:
             bench.need_gpu()
             speeds = measure_speed((4, 8, 16, 32, 128))
             write()
-        rows = json.loads(Path(options.plan).read_text(encoding="utf-8")) if options.plan else PLAN
+        rows = read_plan(Path(options.plan)) if options.plan else PLAN
         asked = planned(rows, data, [int(seed) for seed in options.seeds.split(",")])
         for trial in runs.run(
             [one for one in asked if options.again or not (one.key in found and found[one.key].answers(one))],

@@ -94,6 +94,20 @@ def test_every_setting_of_the_plan_is_one() -> None:
     assert not learning.planned(learning.PLAN, {}, [1]), "only what there is data for"
 
 
+@pytest.mark.parametrize("text", [None, "[{", "{}", "[3]", '[{"workload": "pf"}]'])
+def test_a_plan_that_is_none_says_what_one_is(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit, match="a plan is a JSON list of tables with workload, name, replicas and set"):
+        learning.read_plan(path)
+
+
+def test_a_plan_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(learning.PLAN))
+    assert learning.read_plan(tmp_path / "plan.json") == learning.PLAN
+
+
 def test_a_sync_between_nodes_costs_more_and_depends_little_on_their_number() -> None:
     sync = learning.SUMMIT.sync_seconds
     assert sync(1e8, 1) == 0
