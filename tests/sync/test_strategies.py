@@ -225,6 +225,7 @@ def test_auto_with_few_steps_is_muon_at_each() -> None:
     assert found == SyncConfig(strategy="auto", period=1, outer="muon", outer_rate=0.05, momentum="reset")
     assert "16 steps in an epoch are few" in reason
     assert settled(steps=64)[0].outer_rate == 0.025, "shorter steps where there are more"
+    assert settled(steps=4)[0].outer_rate == 0.05, "but never very long ones"
     assert settled(outer_rate=0.01)[0].outer_rate == 0.01
     assert settled(load=6.0)[0].outer == settled(load=1.9, steps=50)[0].outer == "muon", "the fewer steps, the more it saves"
 

@@ -18,7 +18,8 @@ _OUTER: Final = {  # the usual rate and momentum
 }
 FEW_STEPS: Final = 100  # in an epoch
 _BACKGROUND_AGE: Final = 4  # periods: a mean comes one later and is not taken over whole, so that a part of the next ones is older
-_MUON_DISTANCE: Final = 0.2  # its rate times the root of the steps in an epoch: the best for three networks was 0.14 to 0.3
+_MUON_DISTANCE: Final = 0.2  # its rate times the root of the steps in an epoch: the best for three networks was 0.14 to 0.3 …
+_MUON_RATE: Final = _OUTER["muon"][0]  # … and it was not above this: with 5 steps 0.04 to 0.06 learnt more than 0.08 and 0.09
 _LONGEST_OUTER: Final = 6.0  # steps; a guess: in epochs of 8 steps Muon took 6 epochs to where means of SGD were not after 10
 _EQUAL: Final = ("weights", "hierarchical", "auto")  # after whose syncs all replicas are equal
 
@@ -134,7 +135,7 @@ class SyncConfig:
         few = f"auto: {steps} steps in an epoch are few"
         if load > min(_LONGEST_OUTER, FEW_STEPS / steps):
             return mean, f"{few}, but Muon would take as long as {load:.2g} steps: the mean of the weights, with a measured period"
-        rate = self.outer_rate or round(_MUON_DISTANCE / math.sqrt(steps), 3)
+        rate = self.outer_rate or min(round(_MUON_DISTANCE / math.sqrt(steps), 3), _MUON_RATE)
         chosen = replace(self, period=1, outer="muon", outer_rate=rate, momentum="reset")
         return chosen, f"{few}: Muon at each, which takes as long as {load:.2g} steps"
 
