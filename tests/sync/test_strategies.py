@@ -222,10 +222,10 @@ def settled(load: float = 0.5, *, replicas: int = 64, steps: int = 16, **keys: A
 
 def test_auto_with_few_steps_is_muon_at_each() -> None:
     found, reason = settled()
-    assert found == SyncConfig(strategy="auto", period=1, outer="muon", outer_rate=0.05, momentum="reset")
+    assert found == SyncConfig(strategy="auto", period=1, outer="muon", outer_rate=0.04, momentum="reset")
     assert "16 steps in an epoch are few" in reason
     assert settled(steps=64)[0].outer_rate == 0.025, "shorter steps where there are more"
-    assert settled(steps=4)[0].outer_rate == 0.05, "but never very long ones"
+    assert settled(steps=4)[0].outer_rate == 0.04, "but never very long ones"
     assert settled(outer_rate=0.01)[0].outer_rate == 0.01
     assert settled(load=6.0)[0].outer == settled(load=1.9, steps=50)[0].outer == "muon", "the fewer steps, the more it saves"
 

@@ -19,7 +19,7 @@ _OUTER: Final = {  # the usual rate and momentum
 FEW_STEPS: Final = 100  # in an epoch
 _BACKGROUND_AGE: Final = 4  # periods: a mean comes one later and is not taken over whole, so that a part of the next ones is older
 _MUON_DISTANCE: Final = 0.2  # its rate times the root of the steps in an epoch: the best for three networks was 0.14 to 0.3 …
-_MUON_RATE: Final = _OUTER["muon"][0]  # … and it was not above this: with 5 steps 0.04 to 0.06 learnt more than 0.08 and 0.09
+_MUON_RATE: Final = 0.04  # … and at most this: in epochs of 5 and 16 steps longer ones learnt less
 _LONGEST_OUTER: Final = 6.0  # steps; a guess: in epochs of 8 steps Muon took 6 epochs to where means of SGD were not after 10
 _EQUAL: Final = ("weights", "hierarchical", "auto")  # after whose syncs all replicas are equal
 
