@@ -17,7 +17,8 @@ seed by seed.
   collective takes cores, or caches, from the computing.
 - The end of an epoch needs weights that all share, so one of its n syncs, at least, cannot be hidden: at best 1 - 1/n is.
 - Learning: training loss and validation error after the last epoch, same seed and same epochs; the difference with its 95 %
-  interval over seeds (Student's t), and over all seeds and hosts together.
+  interval over seeds (Student's t), and over all seeds and hosts together. Then the same in the same time: the other strategy
+  trains once more, for as many epochs as it has time for (the nearest whole number, so both times are told).
 
 All hosts are this one machine: with more hosts than cores a step is slower, in all runs alike, and ranks wait for each other
 longer. Nothing else may run: a period that was chosen while steps were slow is too short when they are not, so a step that is a
@@ -168,6 +169,31 @@ def in_turns(
             yield [run for run in pair if run is not None]
 
 
+def in_the_same_time(
+    pairs: Sequence[list[Run]], hosts: int, rate: str, period: int, folder: Path, *, epochs: int, data: str
+) -> list[list[Run]]:
+    """The pairs, with runs of the other strategy that are as long in time; the same ones if that is as many epochs."""
+    longer = epochs_in_time(pairs, epochs)
+    if longer == epochs:
+        return list(pairs)
+    with SlowNetwork(hosts, rate) as slow:
+        return [
+            [base, train(slow, folder / f"2-{other.seed}", other.seed, longer, data, strategy=other.strategy, period=period)]
+            for base, other in pairs
+        ]
+
+
+def epochs_in_time(pairs: Sequence[Sequence[Run]], epochs: int) -> int:
+    """How many epochs the other strategy has time for, to the nearest, while `weights` has `epochs`."""
+    base, other = epoch_seconds(pairs)
+    return max(1, round(epochs * base / other))
+
+
+def epoch_seconds(pairs: Sequence[Sequence[Run]]) -> list[float]:
+    """The median seconds of an epoch, of `weights` and of the other."""
+    return [statistics.median(value for pair in pairs for value in pair[place].epoch_seconds) for place in (0, 1)]
+
+
 def difference(pairs: Sequence[Sequence[Run]], measure: str) -> dict[str, float | None]:
     """How much more the other has than `weights`: the mean over pairs of one seed, and its 95 % interval; one pair has none."""
     values = [getattr(other, measure) - getattr(base, measure) for base, other in pairs]
@@ -178,26 +204,28 @@ def difference(pairs: Sequence[Sequence[Run]], measure: str) -> dict[str, float 
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
+def together(pairs: Sequence[Sequence[Sequence[Run]]]) -> dict[str, Any]:
+    """The differences over all seeds and hosts."""
+    return {name: difference([pair for some in pairs for pair in some], name) for name in ("loss", "error")}
+
+
 def summarise(pairs: Sequence[Sequence[Run]]) -> dict[str, Any]:
     """The ratios and differences of one number of hosts."""
-    blocked, seconds = (
-        [[value for pair in pairs for value in getattr(pair[place], name)] for place in (0, 1)]
-        for name in ("blocked_seconds", "epoch_seconds")
-    )
+    blocked = [[value for pair in pairs for value in pair[place].blocked_seconds] for place in (0, 1)]
     left = bench.ratio(blocked[1], blocked[0])
-    saved = statistics.median(seconds[0]) - statistics.median(seconds[1])
+    seconds = epoch_seconds(pairs)
     return {
         "blocked_seconds_per_sync": [statistics.median(values) / pairs[0][0].syncs for values in blocked],
         "hidden": {"share": 1 - left["ratio"], "low": 1 - left["high"], "high": 1 - left["low"]},
-        "epoch_seconds": [statistics.median(values) for values in seconds],
-        "saved": saved / statistics.median(blocked[0]),
+        "epoch_seconds": seconds,
+        "saved": (seconds[0] - seconds[1]) / statistics.median(blocked[0]),
         "loss": difference(pairs, "loss"),
         "error": difference(pairs, "error"),
     }
 
 
-def measure(hosts: int, options: argparse.Namespace) -> tuple[dict[str, Any], list[list[Run]]]:
-    """All that is measured on one number of hosts."""
+def measure(hosts: int, options: argparse.Namespace) -> tuple[dict[str, Any], list[list[Run]], list[list[Run]]]:
+    """All that is measured on one number of hosts; the pairs of runs with the same epochs, and in the same time."""
     with tempfile.TemporaryDirectory(prefix="deepex-") as folder:
         plan, free = make_plan(hosts, options.rate, Path(folder), epochs=2, data=options.data)
         print(
@@ -207,6 +235,7 @@ def measure(hosts: int, options: argparse.Namespace) -> tuple[dict[str, Any], li
         )
         wanted = {"strategy": options.strategy, "seeds": options.seeds, "epochs": options.epochs, "data": options.data}
         pairs = list(in_turns(hosts, options.rate, plan.period, Path(folder), **wanted))
+        timed = in_the_same_time(pairs, hosts, options.rate, plan.period, Path(folder), epochs=options.epochs, data=options.data)
     changed = statistics.median(value for base, _ in pairs for value in base.step_seconds) / plan.step_seconds
     if not 0.75 < changed < 1.25:
         print(f"{hosts} hosts: a step of {BASE} took {changed:.2f} of its time at first: something else runs on this machine")
@@ -220,8 +249,20 @@ def measure(hosts: int, options: argparse.Namespace) -> tuple[dict[str, Any], li
         "free": vars(free),
         "runs": [vars(run) for pair in pairs for run in pair],
         **summarise(pairs),
+        "same_time": same_time(pairs, timed, options.epochs),
     }
-    return found, pairs
+    return found, pairs, timed
+
+
+def same_time(pairs: Sequence[Sequence[Run]], timed: Sequence[Sequence[Run]], epochs: int) -> dict[str, Any]:
+    """What the runs in the same time tell."""
+    counts = [epochs, epochs_in_time(pairs, epochs)]
+    return {
+        "epochs": counts,
+        "seconds": [count * seconds for count, seconds in zip(counts, epoch_seconds(timed), strict=True)],
+        "runs": [vars(other) for _, other in timed],
+        **{name: difference(timed, name) for name in ("loss", "error")},
+    }
 
 
 def timing_row(found: dict[str, Any]) -> list[object]:
@@ -251,17 +292,29 @@ def learning_row(name: object, pairs: Sequence[Sequence[Run]]) -> list[object]:
     return cells
 
 
-def report(results: Sequence[dict[str, Any]], pairs: Sequence[list[list[Run]]], options: argparse.Namespace) -> None:
+def report(
+    results: Sequence[dict[str, Any]],
+    pairs: Sequence[list[list[Run]]],
+    timed: Sequence[list[list[Run]]],
+    options: argparse.Namespace,
+) -> None:
     other = options.strategy
     title = f"a sync on links of {options.rate}, {results[0]['sync_bytes'] / 1e6:.2f} MB, one rank per host; medians of epochs"
     columns = ["hosts", "ranks per core", "period", "syncs per epoch", "ideal ms", f"{BASE} blocked ms", f"{other} blocked ms"]
     columns += ["hidden (bar 80 %)", "at best", "epoch s, free link", f"epoch s, {BASE}", f"epoch s, {other}", "saved / blocked"]
     bench.print_table(title, columns, [timing_row(found) for found in results])
-    rows = [learning_row(found["hosts"], some) for found, some in zip(results, pairs, strict=True)]
-    rows += [learning_row("all", [pair for some in pairs for pair in some])] if len(pairs) > 1 else []
     columns = ["hosts", "seeds", f"loss, {BASE}", f"loss, {other}", "difference (95 %)"]
     columns += [f"error, {BASE}", f"error, {other}", "difference (95 %; bar: reaches 0)"]
-    bench.print_table(f"after {options.epochs} epochs: training loss and validation error, mean over seeds", columns, rows)
+    names = [str(found["hosts"]) for found in results]
+    times = [
+        f"{found['hosts']}: {' and '.join(map(str, found['same_time']['epochs']))} epochs, "
+        f"{' and '.join(f'{value:.0f}' for value in found['same_time']['seconds'])} s"
+        for found in results
+    ]
+    for when, labels, some in ((f"after {options.epochs} epochs", names, pairs), ("in the same time", times, timed)):
+        rows = [learning_row(label, each) for label, each in zip(labels, some, strict=True)]
+        rows += [learning_row("all", [pair for each in some for pair in each])] if len(some) > 1 else []
+        bench.print_table(f"{when}: training loss and validation error, mean over seeds", columns, rows)
 
 
 def parse(description: str | None) -> argparse.Namespace:
@@ -283,9 +336,8 @@ def main() -> None:
         measured = [measure(hosts, options) for hosts in options.hosts]
     except (NetworkError, ConfigError) as error:
         sys.exit(str(error))
-    results, pairs = [found for found, _ in measured], [some for _, some in measured]
-    report(results, pairs, options)
-    together = [pair for some in pairs for pair in some]
+    results, pairs, timed = ([each[place] for each in measured] for place in range(3))
+    report(results, pairs, timed, options)
     result = {
         "rate": options.rate,
         "strategies": [BASE, options.strategy],
@@ -293,7 +345,8 @@ def main() -> None:
         "epochs": options.epochs,
         "samples": results[0]["samples"],
         "results": results,
-        "all": {name: difference(together, name) for name in ("loss", "error")},
+        "all": together(pairs),
+        "all_same_time": together(timed),
     }
     bench.write_record("slow_network", result, keep=options.keep)
 

@@ -49,3 +49,18 @@ def test_difference_is_taken_seed_by_seed():
     assert found["mean"] == pytest.approx(0.02)
     assert found["high"] - found["mean"] == pytest.approx(4.303 * 0.01 / 3**0.5)
     assert slow_network.difference(pairs[:1], "error")["low"] is None
+
+
+def test_in_the_same_time_the_faster_has_more_epochs():
+    pairs = [[make_run("weights", s, [2.0], [30.0]), make_run("other", s, [0.2], [22.5], error=0.3)] for s in (1, 2)]
+    assert slow_network.epochs_in_time(pairs, epochs=3) == 4
+    timed = [[base, make_run("other", base.seed, [0.2], [23.0], error=0.15)] for base, _ in pairs]
+    found = slow_network.same_time(pairs, timed, epochs=3)
+    assert found["epochs"] == [3, 4]
+    assert found["seconds"] == [90.0, 92.0]
+    assert found["error"]["mean"] == pytest.approx(-0.05)
+
+
+def test_a_strategy_that_is_no_faster_is_not_run_again(tmp_path):
+    pairs = [[make_run("weights", 1, [2.0], [30.0]), make_run("other", 1, [0.2], [28.0])]]
+    assert slow_network.in_the_same_time(pairs, 2, "1mbit", 4, tmp_path, epochs=3, data="none") == pairs
