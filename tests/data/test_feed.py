@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import math
 import re
 import threading
 import tracemalloc
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from deepex.data.augment import AugmentConfig
@@ -564,6 +565,7 @@ SIZES = st.integers(0, 10**12)
 
 
 @settings(max_examples=200)
+@example(samples=0, arena=2, activations=None, free_device=0, free_host=4, ranks=1, device="cpu")  # to the last byte
 @given(SIZES, SIZES, st.none() | SIZES, SIZES, SIZES, st.integers(1, 8), st.sampled_from(["cpu", "cuda"]))
 def test_a_placement_fits(  # noqa: PLR0917
     samples: int, arena: int, activations: int | None, free_device: int, free_host: int, ranks: int, device: str
@@ -574,8 +576,8 @@ def test_a_placement_fits(  # noqa: PLR0917
     }  # fmt: skip
     chosen = choose_placement("auto", **numbers)
     assert chosen.reason
-    free = free_device // ranks if device == "cuda" else 0.8 * free_host
-    kept = 0.5 * free if activations is None else 1.25 * activations
+    free = free_device // ranks if device == "cuda" else math.floor(0.8 * free_host)
+    kept = math.ceil(0.5 * free if activations is None else 1.25 * activations)
     fits_device = samples + arena + kept + (10**9 if device == "cuda" else 0) <= free
     fits_host = device == "cuda" and samples <= 0.8 * free_host
     assert chosen.kind == ("device" if fits_device else "host" if fits_host else "stream")

@@ -5,6 +5,7 @@ placement.kind, placement.reason        # "device", "82.0 GB of samples per rank
 feed = make_feed(placement, samples, device, comm=comm, verify=True)
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -56,9 +57,9 @@ def choose_placement(
     free_device = free_device_bytes // ranks_on_device if on_gpu else int(_HOST_SHARE * free_host_bytes)
     free_host = int(_HOST_SHARE * free_host_bytes)
     if activation_bytes is None:
-        activations, source = int(_UNKNOWN_SHARE * free_device), "unknown, half of it kept free"
+        activations, source = math.ceil(_UNKNOWN_SHARE * free_device), "unknown, half of it kept free"
     else:
-        activations, source = int(_ACTIVATION_FACTOR * activation_bytes), "estimated"
+        activations, source = math.ceil(_ACTIVATION_FACTOR * activation_bytes), "estimated"
     reserve = _DEVICE_RESERVE_BYTES if on_gpu else 0
     network = arena_bytes + activations + reserve
     estimate = {
