@@ -27,6 +27,7 @@ iproute2 and util-linux.
 """
 
 import argparse
+import itertools
 import math
 import os
 import statistics
@@ -204,9 +205,9 @@ def difference(pairs: Sequence[Sequence[Run]], measure: str) -> dict[str, float 
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
-def together(pairs: Sequence[Sequence[Sequence[Run]]]) -> dict[str, Any]:
-    """The differences over all seeds and hosts."""
-    return {name: difference([pair for some in pairs for pair in some], name) for name in ("loss", "error")}
+def differences(pairs: Sequence[Sequence[Run]]) -> dict[str, Any]:
+    """How much more the other has of each measure."""
+    return {name: difference(pairs, name) for name in ("loss", "error")}
 
 
 def summarise(pairs: Sequence[Sequence[Run]]) -> dict[str, Any]:
@@ -219,8 +220,7 @@ def summarise(pairs: Sequence[Sequence[Run]]) -> dict[str, Any]:
         "hidden": {"share": 1 - left["ratio"], "low": 1 - left["high"], "high": 1 - left["low"]},
         "epoch_seconds": seconds,
         "saved": (seconds[0] - seconds[1]) / statistics.median(blocked[0]),
-        "loss": difference(pairs, "loss"),
-        "error": difference(pairs, "error"),
+        **differences(pairs),
     }
 
 
@@ -261,7 +261,7 @@ def same_time(pairs: Sequence[Sequence[Run]], timed: Sequence[Sequence[Run]], ep
         "epochs": counts,
         "seconds": [count * seconds for count, seconds in zip(counts, epoch_seconds(timed), strict=True)],
         "runs": [vars(other) for _, other in timed],
-        **{name: difference(timed, name) for name in ("loss", "error")},
+        **differences(timed),
     }
 
 
@@ -313,7 +313,7 @@ def report(
     ]
     for when, labels, some in ((f"after {options.epochs} epochs", names, pairs), ("in the same time", times, timed)):
         rows = [learning_row(label, each) for label, each in zip(labels, some, strict=True)]
-        rows += [learning_row("all", [pair for each in some for pair in each])] if len(some) > 1 else []
+        rows += [learning_row("all", list(itertools.chain(*some)))] if len(some) > 1 else []
         bench.print_table(f"{when}: training loss and validation error, mean over seeds", columns, rows)
 
 
@@ -345,8 +345,8 @@ def main() -> None:
         "epochs": options.epochs,
         "samples": results[0]["samples"],
         "results": results,
-        "all": together(pairs),
-        "all_same_time": together(timed),
+        "all": differences(list(itertools.chain(*pairs))),
+        "all_same_time": differences(list(itertools.chain(*timed))),
     }
     bench.write_record("slow_network", result, keep=options.keep)
 

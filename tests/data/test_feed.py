@@ -566,6 +566,7 @@ SIZES = st.integers(0, 10**12)
 
 @settings(max_examples=200)
 @example(samples=0, arena=2, activations=None, free_device=0, free_host=4, ranks=1, device="cpu")  # to the last byte
+@example(samples=0, arena=2, activations=1, free_device=0, free_host=4, ranks=1, device="cpu")
 @given(SIZES, SIZES, st.none() | SIZES, SIZES, SIZES, st.integers(1, 8), st.sampled_from(["cpu", "cuda"]))
 def test_a_placement_fits(  # noqa: PLR0917
     samples: int, arena: int, activations: int | None, free_device: int, free_host: int, ranks: int, device: str
