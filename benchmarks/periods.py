@@ -7,7 +7,7 @@
 Replicas are exact (trials.py), so the epochs to a target are those of as many devices. The time of an epoch follows from how many
 steps a sync takes, the `cost`, which is stated and not measured: 1 + cost · syncs / steps, in units of an epoch that never syncs.
 `auto` is told the cost (sync.cost) and nothing else. What a sync costs with other strategies: `streaming` sends one of four parts
-at a time, except at the end of an epoch; `background` has half a period to hide it in, except there.
+at a time, except at the end of an epoch; so does `background`, which has a period to hide it in, except there.
 
 - A rate is tuned for each workload first, at period 4, and is then the same in all its trials.
 - The target is a validation loss, of the mean of the replicas: of the way from that after the first epoch with period 1 to the
@@ -53,6 +53,7 @@ STRATEGIES: Final[dict[str, dict[str, Any]]] = {
 }
 FRONTIER_PERIODS: Final = (1, 2, 4, 8, 16, "epoch", "adacomm", "qsr", "auto")
 FRONTIER_COST: Final = 10.0
+PARTS: Final = 4  # sync.parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +169,9 @@ def sync_costs(one: Trial, epoch: Epoch, cost: float) -> float:
     """What the syncs of an epoch cost, in steps."""
     strategy = one.changes.get("sync.strategy", "weights")
     if strategy == "streaming":
-        return cost / 4 * (epoch.syncs - 1) + cost
+        return cost / PARTS * (epoch.syncs - 1) + cost
     if strategy == "background":
-        return max(0.0, cost - epoch.steps / epoch.syncs / 2) * (epoch.syncs - 1) + cost
+        return max(0.0, cost / PARTS - epoch.steps / epoch.syncs) * (epoch.syncs - 1) + cost
     return cost * epoch.syncs
 
 

@@ -9,8 +9,9 @@ sample, unless `--data` says otherwise; the slower the link, the longer the epoc
 with `sync.strategy=weights`, which stands still while the weights travel, and with another (`--strategy`, by default `background`:
 the collective of one period runs while the next one computes). First a run on the same hosts without a limit, with one sync per
 epoch, tells the seconds Y of a step; then an all-reduce of the run's own bytes on the slow link tells the seconds S of a sync; the
-period is H = ⌈2.5 S / Y⌉ steps, so that there is enough computing to hide a sync behind. Runs of both strategies then take turns,
-seed by seed.
+period is H = 2.5 S / Y steps, rounded up to a multiple of four, so that there is enough computing to hide a sync behind. A strategy
+that sends one of four parts at each sync has a quarter of this period, so that both send the same bytes. Runs of both strategies
+then take turns, seed by seed.
 
 - Hidden: 1 - blocked(other) / blocked(weights), where blocked is the phase `sync` of an epoch, mean over ranks.
 - Saved: the wall seconds per epoch by which the other is faster, divided by blocked(weights). It is less than what is hidden if the
@@ -57,7 +58,8 @@ SETTINGS: Final = {
     "optim.schedule": "cosine",
     "sync.momentum": "local",  # so that all strategies send as many bytes
 }
-COMPUTE_PER_SYNC: Final = 2.5  # `background` waits for a mean half a period later
+COMPUTE_PER_SYNC: Final = 2.5  # ranks that take turns on a core are not at the same step
+PARTS: Final = {"background": 4, "streaming": 4}  # that a sync sends one of: sync.parts
 # Student's t, 97.5 %, by degrees of freedom; beyond these the last is close enough.
 STUDENT: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)
 
@@ -102,12 +104,14 @@ class Plan:
 
     @property
     def period(self) -> int:
-        """The steps that take 2.5 times as long as a sync."""
-        return math.ceil(COMPUTE_PER_SYNC * self.sync_seconds / self.step_seconds)
+        """The steps that take 2.5 times as long as a sync, or a few more: a multiple of the parts."""
+        most = max(PARTS.values())
+        return most * math.ceil(COMPUTE_PER_SYNC * self.sync_seconds / self.step_seconds / most)
 
 
-def train(hosts: SlowNetwork, out: Path, seed: int, epochs: int, data: str, **sync: object) -> Run:
-    """Train on the hosts, one rank each, and read the run directory."""
+def train(hosts: SlowNetwork, out: Path, seed: int, epochs: int, data: str, *, strategy: str, period: int | str) -> Run:
+    """Train on the hosts, one rank each, and read the run directory; in `period` steps each weight is sent once."""
+    sync = {"strategy": strategy, "period": period // PARTS.get(strategy, 1) if isinstance(period, int) else period}
     changes = {**SETTINGS, "data": data, "seed": seed, "epochs": epochs, **{f"sync.{key}": value for key, value in sync.items()}}
     words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     done = hosts.run([sys.executable, "-m", "deepex", "train", "fashion", "--quiet", "--out", str(out), *words], _environ())
@@ -119,7 +123,7 @@ def train(hosts: SlowNetwork, out: Path, seed: int, epochs: int, data: str, **sy
     assert last.validation is not None
     assert last.validation.error is not None
     return Run(
-        strategy=str(sync["strategy"]),
+        strategy=strategy,
         seed=seed,
         samples=last.samples,
         syncs=last.syncs,

@@ -3,6 +3,7 @@
 import pytest
 
 import slow_network
+from deepex.sync import SyncConfig
 from slow_network import Plan, Run
 
 
@@ -28,7 +29,8 @@ def test_network_has_the_size_that_it_tells():
 
 def test_a_period_computes_for_longer_than_a_sync():
     plan = Plan(step_seconds=0.02, sync_seconds=0.1, ideal_seconds=0.09, sync_bytes=8)
-    assert plan.period == 13
+    assert plan.period == 16, "a multiple of the parts"
+    assert set(slow_network.PARTS.values()) == {SyncConfig().parts}
     assert plan.period * plan.step_seconds >= 2.5 * plan.sync_seconds
 
 

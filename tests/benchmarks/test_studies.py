@@ -12,6 +12,7 @@ import deepex
 import learning
 import periods
 import trials
+from deepex.sync import SyncConfig
 from tests.mpi import ROOT
 from trials import Epoch, Trial
 
@@ -175,7 +176,9 @@ def test_what_a_sync_costs() -> None:
     epoch = Epoch(1.0, 1.0, 60, 6, 0.1, 1.0)
     assert periods.sync_costs(made("weights", []), epoch, 8.0) == 48
     assert periods.sync_costs(made("s", [], **{"sync.strategy": "streaming"}), epoch, 8.0) == 5 * 2 + 8
-    assert periods.sync_costs(made("b", [], **{"sync.strategy": "background"}), epoch, 8.0) == 5 * 3 + 8, "5 of 10 steps hide 5"
+    assert periods.sync_costs(made("b", [], **{"sync.strategy": "background"}), epoch, 8.0) == 8, "10 steps hide 2"
+    assert periods.sync_costs(made("b", [], **{"sync.strategy": "background"}), epoch, 52.0) == 5 * 3 + 52, "and 10 of 13"
+    assert SyncConfig().parts == periods.PARTS
 
 
 def test_auto_is_judged_by_the_best_fixed_period() -> None:

@@ -29,7 +29,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "muon": {"outer": "muon", "outer_rate": 0.03, "outer_momentum": 0.5},
     "elastic": {"strategy": "elastic"},
     "streaming": {"strategy": "streaming", "parts": 3},
-    "background": {"strategy": "background"},
+    "background": {"strategy": "background", "parts": 1, "pull": 0.7, "delay": 2},
+    "background in parts": {"strategy": "background", "parts": 3},
     "hierarchical": {"strategy": "hierarchical", "between": 2},
     "hierarchical slowmo": {"strategy": "hierarchical", "between": 3, "outer": "slowmo"},
 }
@@ -38,7 +39,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 RELATIVE = ("adam", "trust", "muon")  # whose steps have a length of their own, so they end near an optimum and not in it
 
 
-LEAVE_OUT = [name for name in STRATEGIES if name not in ("elastic", "streaming", "background", "adam")]  # `adam` makes as large
+LEAVE_OUT = [
+    name for name in STRATEGIES if name not in ("elastic", "streaming", "background", "background in parts", "adam")
+]  # `adam` makes as large
 # a step of a change that is rounding alone as of any other
 
 

@@ -158,7 +158,7 @@ class Copies:
                 for step in range(a, b):
                     self.problem.step(state, replica, epoch, step)
                     if self.late is not None and self.copies is not None and step + 1 == self.arrival(a, b):
-                        state[_W] += self.config.pull * (self.late - self.copies[replica])[_W]
+                        state[_W] += self.config.pull * (self.late - self.copies[replica])[_W]  # zero but in the part that came
                 if not state[_W].isfinite().all():
                     state[_M] = 0
             if b < stop:
@@ -166,8 +166,8 @@ class Copies:
         self.agree(epoch, number, start, pieces[-1], whole=whole)
 
     def arrival(self, start: int, stop: int) -> int:
-        """After so many steps, half of them if not said otherwise, the mean of the period before is taken over."""
-        return min(start + (self.config.delay or (stop - start + 1) // 2), stop)
+        """After so many steps, all of them if not said otherwise, the mean of the period before is taken over."""
+        return min(start + (self.config.delay or stop - start), stop)
 
     def samples(self, replica: int, start: int, stop: int) -> int:
         return self.problem.shards.samples(replica, start, stop)
@@ -212,7 +212,7 @@ class Copies:
             "hierarchical": lambda: self.plain(epoch, self.hierarchical_mean(start, last)),
             "elastic": lambda: self.elastic(last[1]),
             "streaming": lambda: self.streaming(number, last[1], whole=whole),
-            "background": lambda: self.background(last[1], whole=whole),
+            "background": lambda: self.background(number, last[1], whole=whole),
         }
         if self.config.wire == "fp32":
             way[self.config.strategy]()
@@ -280,23 +280,33 @@ class Copies:
             state[self.part] -= beta / self.replicas * (state[self.part] - self.centre[self.part])
         self.centre[self.part] += beta * (mean[self.part] - self.centre[self.part])
 
+    def turn(self, number: int, count: int) -> slice:
+        """The part of so many numbers whose turn it is."""
+        k, parts = number % self.config.parts, self.config.parts
+        return slice(k * count // parts, (k + 1) * count // parts)
+
     def streaming(self, number: int, stop: int, *, whole: bool) -> None:
         mean = self.mean(self.shares(0, stop))
         count = len(self.states[0][self.part])
-        k, parts = number % self.config.parts, self.config.parts
-        chosen = slice(0, count) if whole else slice(k * count // parts, (k + 1) * count // parts)
+        chosen = slice(0, count) if whole else self.turn(number, count)
         if whole:
             self.meet(mean, self.states)
         for state in self.states:
             state[chosen] = mean[chosen]
 
-    def background(self, stop: int, *, whole: bool) -> None:
+    def background(self, number: int, stop: int, *, whole: bool) -> None:
         mean = self.mean(self.shares(0, stop))
-        self.meet(mean, self.states)
-        self.late, self.copies = (None, None) if whole else (mean, [state.clone() for state in self.states])
+        if whole or self.config.parts == 1:
+            self.meet(mean, self.states)
         if whole:
+            self.late = self.copies = None
             for state in self.states:
                 state[self.part] = mean[self.part]
+            return
+        chosen = self.turn(number, BUFFERS + WEIGHTS)
+        self.late, self.copies = torch.zeros_like(mean), [torch.zeros_like(mean) for _ in self.states]
+        for new, old in zip([self.late, *self.copies], [mean, *self.states], strict=True):
+            new[chosen] = old[chosen]
 
     def coded(self, shares: list[float]) -> None:
         mean, total = self.mean(shares), torch.zeros_like(self.centre)

@@ -17,7 +17,7 @@ _OUTER: Final = {  # the usual rate and momentum
     "muon": (0.05, 0.9),
 }
 FEW_STEPS: Final = 100  # in an epoch
-_BACKGROUND_AGE: Final = 4  # periods: a mean comes one later and is not taken over whole, so that a part of the next ones is older
+_LATE: Final = 3  # periods: by so much is a mean older, as drift goes, that comes in the background
 _MUON_DISTANCE: Final = 0.2  # its rate times the root of the steps in an epoch: the best for three networks was 0.14 to 0.3 …
 _MUON_RATE: Final = 0.04  # … and at most this: in epochs of 5 and 16 steps longer ones learnt less
 _LONGEST_OUTER: Final = 6.0  # steps; a guess: in epochs of 8 steps Muon took 6 epochs to where means of SGD were not after 10
@@ -31,10 +31,10 @@ class SyncConfig:
     `strategy`: `weights` (local SGD: the mean of the replicas' weights, every period), `gradients` (the classical baseline: the
     mean of the gradients, every step; with `chunks` above 1, on CPUs, they travel in so many pieces while the backward pass is
     still at work), `hierarchical` (within groups of `group` replicas every period, of a node if 0; between them every `between`
-    periods), `background` (the mean comes `delay` steps later, half a period if 0, while training goes on, and replicas are drawn
-    to it by `pull`), `elastic` (replicas are drawn to a centre with `elasticity`), `streaming` (one of `parts` parts of the weights
-    in turn) or `auto`: the best that is known. That is `weights` with the period `auto`; where an epoch has fewer than 100 steps,
-    as with many replicas, `outer=muon` at every step, unless that takes much longer than the step.
+    periods), `streaming` (every period one of `parts` parts of the weights, in turn), `background` (the same while training goes
+    on: a mean comes `delay` steps later, a period if 0, and replicas are drawn to it by `pull`), `elastic` (replicas are drawn
+    to a centre with `elasticity`) or `auto`: the best that is known. That is `weights` with the period `auto`; where an epoch has
+    fewer than 100 steps, as with many replicas, `outer=muon` at every step, unless that takes much longer than the step.
     `period`: steps between two syncs, `epoch`, `4 per epoch`, `1 until 5 then 16` (of epochs: post-local SGD), or a rule:
     `adacomm`, `qsr`, `auto`. The end of an epoch always syncs: validation, checkpoints and the rules that end a run need weights
     that all replicas share. Left out, it is `epoch`, and 1 for gradients. `base` is the period with which adacomm begins, and the
@@ -63,7 +63,7 @@ class SyncConfig:
     group: int = 0
     between: int = 4
     elasticity: float = 0.9
-    pull: float = 0.8
+    pull: float = 1.0
     delay: int = 0
     parts: int = 4
     chunks: int = 1
@@ -81,7 +81,7 @@ class SyncConfig:
             ("between", self.between >= 1, "at least 1"),
             ("elasticity", 0 < self.elasticity <= 1, "above 0 and at most 1"),
             ("pull", 0 < self.pull <= 1, "above 0 and at most 1"),
-            ("delay", self.delay >= 0, "at least 0 (0: half a period)"),
+            ("delay", self.delay >= 0, "at least 0 (0: a period)"),
             ("parts", self.parts >= 1, "at least 1"),
             ("chunks", self.chunks >= 1, "at least 1 (1: no overlap)"),
         )
@@ -115,7 +115,7 @@ class SyncConfig:
             tolerance=self.tolerance,
             longest=self.longest,
             cost=self.cost,
-            age={"streaming": self.parts, "background": _BACKGROUND_AGE}.get(self.strategy, 1),
+            age={"streaming": self.parts, "background": self.parts + _LATE}.get(self.strategy, 1),
             pieces=self.between if self.strategy == "hierarchical" else 1,
         )
 

@@ -45,3 +45,8 @@ class Region:
         """All but the buffers: what an average of *changes* is good for. A variance that is corrected so could fall below zero."""
         parts = slice(0, self.buffers.start), slice(self.buffers.stop, self.agreed.numel())
         return [part for part in parts if part.stop > part.start]
+
+
+def cut(count: int, parts: int) -> list[slice]:
+    """Near-equal contiguous parts of so many numbers."""
+    return [slice(k * count // parts, (k + 1) * count // parts) for k in range(parts)]

@@ -235,7 +235,8 @@ def _make_overlapping(
             return _make_mean(region, per_rank, make, fixed=fixed)
         return Overlapped(region, region.slots, chunks=config.chunks, worker=Background(comm))
     total: Total = make_total(region.agreed, deterministic=fixed, zeros=own_zeros)
-    return Delayed(region, total, replicas_per_rank=per_rank, worker=Background(comm), pull=config.pull, delay=config.delay)
+    worker, pull = Background(comm), config.pull
+    return Delayed(region, total, replicas_per_rank=per_rank, worker=worker, pull=pull, delay=config.delay, parts=config.parts)
 
 
 def _make_mean(region: Region, per_rank: int, make: MakeTotal, *, fixed: bool) -> Agreement:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from deepex.comm.base import Communicator
 from deepex.sync.agreement import Agreement, State
-from deepex.sync.region import Region
+from deepex.sync.region import Region, cut
 from deepex.sync.total import Total
 
 
@@ -29,7 +29,7 @@ class Streaming(Agreement):
         super().__init__(region)
         count = self._agreed.numel()
         self._all, self._total = slice(0, count), total
-        self._parts = [slice(k * count // parts, (k + 1) * count // parts) for k in range(parts)]
+        self._parts = cut(count, parts)
         self._totals = [total.part(part) for part in self._parts]
         self._states = [torch.empty_like(self._agreed) for _ in range(replicas_per_rank)] if replicas_per_rank > 1 else []
         self._told = torch.zeros((), dtype=self._agreed.dtype, device=self._agreed.device)
