@@ -34,7 +34,7 @@ from time import perf_counter, sleep
 from types import TracebackType
 from typing import Any, Final, Literal, Self, final
 
-_PROGRAMS: Final = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "setpriv": "util-linux"}
+_PROGRAMS: Final = {"ip": "iproute2", "tc": "iproute2"} | dict.fromkeys(("nsenter", "setpriv", "taskset", "unshare"), "util-linux")
 _INTERFACE: Final = "net0"
 _UNITS: Final = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 # Large enough for a segment of 64 KiB and the timer's grain, small enough that a message of some megabytes cannot hide in it.
@@ -101,7 +101,8 @@ class SlowNetwork:
     ) -> Finished:
         """Run `command` as one job, host by host, and wait for it; one rank that fails, or `timeout` seconds, end the others.
 
-        `torch` gives the ranks what torchrun would, for gloo; `mpi` starts them by the mpiexec of the MPI that mpi4py loads.
+        `torch` gives the ranks what torchrun would, for gloo, and keeps a host on its cores (`cores_of`); `mpi` starts them by the
+        mpiexec of the MPI that mpi4py loads.
         """
         with tempfile.TemporaryFile() as output, ExitStack() as stack:
             start = self._start_mpi if launcher == "mpi" else self._start_torch
@@ -130,7 +131,8 @@ class SlowNetwork:
                 "GLOO_SOCKET_IFNAME": _INTERFACE,
             }
             variables = {**environ, **{name: str(value) for name, value in told.items()}}
-            ranks.append(_start(stack, [*_enter(self._processes[host]), *command], variables, output))
+            cores = ",".join(map(str, cores_of(host, self.hosts, sorted(os.sched_getaffinity(0)))))
+            ranks.append(_start(stack, [*_enter(self._processes[host]), "taskset", "-c", cores, *command], variables, output))
         return ranks
 
     def _start_mpi(
@@ -271,6 +273,14 @@ def rank_role(launcher: str, nbytes: int) -> None:
 def _path(environ: Mapping[str, str]) -> str:
     """Where programs are: those of root are not on everybody's path."""
     return environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+
+
+def cores_of(host: int, hosts: int, cores: Sequence[int]) -> Sequence[int]:
+    """A host's share of the cores if all can have as much, else all of them, where some hosts are ahead of others for a while."""
+    if hosts % len(cores) == 0:
+        return [cores[host % len(cores)]]
+    own = len(cores) // hosts
+    return cores[host * own : (host + 1) * own] if len(cores) % hosts == 0 else cores
 
 
 def _enter(process: int) -> list[str]:

@@ -117,3 +117,16 @@ def test_ranks_sum_over_the_link(launcher):
     with SlowNetwork(2, "1gbit") as hosts:
         seconds = network.measure_sum(hosts, 100_000, environ, launcher=launcher)  # each rank sees that it is a node of its own
     assert len(seconds) == 5
+
+
+def test_hosts_share_the_cores_equally_or_have_them_all():
+    assert [network.cores_of(host, 4, [2, 5]) for host in range(4)] == [[2], [5], [2], [5]]
+    assert [network.cores_of(host, 2, [2, 3, 5, 7]) for host in range(2)] == [[2, 3], [5, 7]]
+    assert [network.cores_of(host, 3, [2, 5]) for host in range(3)] == [[2, 5]] * 3
+
+
+def test_a_host_stays_on_its_cores(possible):
+    cores = sorted(os.sched_getaffinity(0))
+    with SlowNetwork(2 * len(cores), rate=None) as hosts:
+        done = hosts.run([sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"], os.environ)
+    assert sorted(done.output.split("\n")) == sorted(["", *(f"[{core}]" for core in cores * 2)])

@@ -5,9 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepex.comm.background import Background
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import FailureError
 from deepex.sync import Agreement, InPlace, Region, Turns, make_momentum
+from deepex.sync.delayed import Delayed
 from deepex.sync.outer import Outer, make_outer
 from deepex.sync.total import FixedTotal, FloatTotal, Total
 
@@ -143,3 +145,34 @@ def test_momentum_policies() -> None:
     make_momentum("reset", momentum, replicas_per_rank=3).begin(1)
     assert not momentum.any()
     assert make_momentum("average", momentum, replicas_per_rank=3).stored() == []
+
+
+def test_in_the_background_a_request_is_told_with_the_part_in_which_it_travelled() -> None:
+    """And not once more in a run that goes on from what was kept then."""
+
+    def delayed() -> Delayed:
+        region = region_of(torch.ones(40))
+        total = FloatTotal(torch.zeros(40))
+        return Delayed(region, total, replicas_per_rank=1, worker=Background(SoloCommunicator()), pull=1.0, delay=0, parts=3)
+
+    def told(agreement: Delayed, number: int, request: float) -> float:
+        agreement.prepare(number, whole=False)
+        agreement.begin(0)
+        agreement.pause(0)
+        agreement.add(0, 1.0)
+        reach(agreement, request)
+        return float(agreement.requests)
+
+    first, again = delayed(), delayed()
+    first.start()
+    assert [told(first, number, float(number >= 2)) for number in range(5)] == [0, 0, 0, 0, 1], (
+        "asked at 3, the mean of which comes"
+    )
+    first.settle()
+    kept, into = first.kept(), again.state()
+    into.shared["mean"].copy_(kept.shared["mean"])
+    into.own["weights"][0].copy_(kept.own["weights"][0])
+    again.resume()
+    assert [told(again, number, 0.0) for number in range(5, 9)] == [0, 0, 0, 0]
+    for agreement in (first, again):
+        agreement.close()
