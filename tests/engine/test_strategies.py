@@ -192,3 +192,21 @@ def test_from_the_command_line_on_two_ranks(sync: str, make_data: MakeData, tmp_
         assert "how replicas met" in shown
         assert f"{run.epochs()[0].drift['all']:.2%}" in shown
         assert run.state["sync"]["reason"] in shown
+
+
+def test_background_resumes_where_each_rank_has_one_replica(make_data: MakeData, tmp_path: Path) -> None:
+    """Between syncs its weights are in the arena alone, but for the part that is on its way."""
+    options = [f"data={make_data(192)}", "sync=background", "sync.period=1", "sync.parts=3", "epochs=2", "batch=8", "threads=1"]
+    options += ["checkpoint.syncs=1", "checkpoint.keep=100", "deterministic=true"]
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    result = run_deepex("train", "fashion", "--ranks=2", "--out", str(whole), *(f"--set={option}" for option in options), "-q")
+    assert result.returncode == 0, result.stderr[-2000:]
+    shutil.copytree(whole, run)
+    (run / "weights.safetensors").unlink()
+    kept, *gone = sorted((run / "checkpoints").glob("*.json"))[4:]
+    assert kept.name.startswith("epoch000000-step"), "in the middle of an epoch"
+    for header in gone:
+        header.unlink()
+    result = run_deepex("train", "--resume", str(run), "--ranks=2", "-q")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert bits(run) == bits(whole)
