@@ -39,10 +39,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 RELATIVE = ("adam", "trust", "muon")  # whose steps have a length of their own, so they end near an optimum and not in it
 
 
-LEAVE_OUT = [
-    name for name in STRATEGIES if name not in ("elastic", "streaming", "background", "background in parts", "adam")
-]  # `adam` makes as large
-# a step of a change that is rounding alone as of any other
+# `adam` makes as large a step of a change that is rounding alone as of any other.
+NOT_LEFT_OUT = ("elastic", "streaming", "background", "background in parts", "adam")
+LEAVE_OUT = [name for name in STRATEGIES if name not in NOT_LEFT_OUT]
 
 
 def groups_of(replicas: int) -> st.SearchStrategy[int]:
@@ -69,7 +68,9 @@ def test_strategy_is_that_of_full_copies(name: str, data: st.DataObject) -> None
         keys["group"] = data.draw(groups_of(replicas), label="group")
     config = SyncConfig(period=period, momentum=momentum, **keys)
     deterministic = data.draw(st.booleans(), label="deterministic")
-    (found, drifts), (expected, distances) = train(problem, config, deterministic=deterministic), reference(problem, config)
+    dtype = torch.float64 if name == "adam" else torch.float32  # it divides by the size of changes, of which rounding is a part
+    found, drifts = train(problem, config, deterministic=deterministic, dtype=dtype)
+    expected, distances = reference(problem, config)
     assert torch.allclose(found[1:].double(), expected[1:], atol=2e-5, rtol=2e-5)
     assert drifts == pytest.approx(distances, rel=2e-3, abs=2e-4)
 

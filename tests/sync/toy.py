@@ -76,12 +76,17 @@ class Problem:
 
 
 def train(
-    problem: Problem, config: SyncConfig, comm: Communicator | None = None, *, deterministic: bool = False
+    problem: Problem,
+    config: SyncConfig,
+    comm: Communicator | None = None,
+    *,
+    deterministic: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, list[float]]:
     """The state that is agreed on after the last epoch, and the drift of each epoch."""
     comm = comm or SoloCommunicator()
     per_rank, shards = problem.replicas // comm.size, problem.shards
-    memory = comm.zeros(BUFFERS + 2 * WEIGHTS, torch.float32, torch.device("cpu"))
+    memory = comm.zeros(BUFFERS + 2 * WEIGHTS, dtype, torch.device("cpu"))
     memory.copy_(problem.initial())
     agreed = memory if config.momentum == "average" else memory[: BUFFERS + WEIGHTS]
     held, own = slice(0, BUFFERS), slice(0, len(agreed))

@@ -13,7 +13,7 @@ replicas are equal:
   far.
 A replica that has gone astray (`lose`) is left out of these: it adds nothing but its share, the sum of the others is divided by
 what is left of one, and it goes on from there like the others.
-Other agreements wrap one of these (outer.py) or keep a state for each replica (elastic.py, streaming.py, background.py).
+Other agreements wrap one of these (outer.py) or keep a state for each replica (elastic.py, streaming.py, delayed.py).
 """
 
 import math

@@ -104,7 +104,7 @@ class Delayed(Agreement):
 
     @override
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
-        if self._asks(self._now):
+        if self.region.asks(self._now):
             self._sum.ask(self.region.request - self._now.start, request)
         self._sum.check()
         self._arrived = False
@@ -125,13 +125,10 @@ class Delayed(Agreement):
 
     def _take(self, total: Total, part: slice) -> None:
         total.into(self._mean[part])
-        if self._asks(part):
+        if self.region.asks(part):
             self._told.copy_(self._mean[self.region.request])
         if len(self._parts) == 1 or part is self._all:
             self.met(self._mean)
-
-    def _asks(self, part: slice) -> bool:
-        return bool(part.start <= self.region.request < part.stop)
 
     @override
     def close(self) -> None:

@@ -46,6 +46,10 @@ class Region:
         parts = slice(0, self.buffers.start), slice(self.buffers.stop, self.agreed.numel())
         return [part for part in parts if part.stop > part.start]
 
+    def asks(self, part: slice) -> bool:
+        """Whether the request travels in this part."""
+        return bool(part.start <= self.request < part.stop)
+
 
 def cut(count: int, parts: int) -> list[slice]:
     """Near-equal contiguous parts of so many numbers."""

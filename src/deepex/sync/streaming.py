@@ -64,7 +64,7 @@ class Streaming(Agreement):
 
     @override
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
-        asks, part = self._now.start <= self.region.request < self._now.stop, self._agreed[self._now]
+        asks, part = self.region.asks(self._now), self._agreed[self._now]
         if asks:
             self._sum.ask(self.region.request - self._now.start, request)
         self._sum.reach(comm)

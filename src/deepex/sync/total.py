@@ -112,7 +112,7 @@ class FixedTotal(Total):
             return
         torch.maximum(self._largest, values.abs().amax().double(), out=self._largest)  # NaN stays
         for some, total in zip(values.split(_CHUNK), self.buffer.split(_CHUNK), strict=True):
-            total.add_(some.double().mul_(share).mul_(2.0**_FRACTION_BITS).round_().to(torch.int64))
+            total.add_(some.to(torch.float64, copy=True).mul_(share * 2.0**_FRACTION_BITS).round_().to(torch.int64))
 
     @override
     def ask(self, position: int, request: float) -> None:
