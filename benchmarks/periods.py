@@ -16,6 +16,8 @@ at a time, except at the end of an epoch; so does `background`, which has a peri
   so that chance is on its side. The workloads `mlp`, `lenet` and `convnet` served to find the rule, its tolerance and the period
   that it begins with, `pf` to see that its guard must not mind drift that is small, and that the first epoch must not be planned
   before drift is known, `lars` to see whose drift matters; the others did not.
+- Late: whether learning minds that the means of `background` come late. It has a quarter of the period, so that each weight is sent
+  as often as with `weights`. Its usual settings were found on other networks than these (slow_network.py's, and the frontier's).
 - Frontier: speedup per epoch, R / (1 + cost · syncs / steps), against epochs to the target, over periods, rules and strategies,
   with a cosine schedule, since QSR follows the rate.
 """
@@ -51,6 +53,7 @@ STRATEGIES: Final[dict[str, dict[str, Any]]] = {
     "streaming": {"sync.strategy": "streaming"},
     "background": {"sync.strategy": "background"},
 }
+LATE_PERIODS: Final = (2, 4, 8)  # of a part
 FRONTIER_PERIODS: Final = (1, 2, 4, 8, 16, "epoch", "adacomm", "qsr", "auto")
 FRONTIER_COST: Final = 10.0
 PARTS: Final = 4  # sync.parts
@@ -158,6 +161,7 @@ def sweep(workload: str, rate: float, seeds: Sequence[int]) -> list[Trial]:
             for seed, (name, strategy), period in itertools.product(seeds, STRATEGIES.items(), FRONTIER_PERIODS)
         ]
     asked = [(f"weights {period}", {"sync.period": period}) for period in PERIODS]
+    asked += [(f"background {period}", {**STRATEGIES["background"], "sync.period": period}) for period in LATE_PERIODS]
     asked += [(f"auto at {cost:g}", {"sync.period": "auto", "sync.cost": cost}) for cost in COSTS]
     return [trial(workload, name, seed, **fixed, **changes) for seed, (name, changes) in itertools.product(seeds, asked)]
 
@@ -205,7 +209,8 @@ def settings(workload: str, found: Iterable[Trial], kind: str = "") -> dict[str,
 
 def complete(workload: str, found: Sequence[Trial]) -> bool:
     """Whether all periods, and `auto`, have been tried with the same seeds."""
-    seeds = [[one.seed for one in some] for some in settings(workload, found).values()]
+    wanted = {**settings(workload, found, "weights "), **settings(workload, found, "auto ")}
+    seeds = [[one.seed for one in some] for some in wanted.values()]
     return len(seeds) == len(PERIODS) + len(COSTS) and all(each == seeds[0] for each in seeds)
 
 
@@ -246,6 +251,23 @@ def overall(workload: str, found: Sequence[Trial]) -> float:
     """
     ratios = [ratio for row in judged(workload, found) if (ratio := float(str(row[6]).split()[0]))]
     return statistics.geometric_mean(ratios) if ratios else math.nan
+
+
+def late(workload: str, found: Sequence[Trial]) -> list[list[object]]:
+    """For each period: the least losses of `weights` and of `background`, and their epochs to the targets."""
+    fixed, delayed = settings(workload, found, "weights "), settings(workload, found, "background ")
+    goals, rows = targets(fixed), list[list[object]]()
+    for period in LATE_PERIODS:
+        pair = fixed[f"weights {PARTS * period}"], delayed.get(f"background {period}", [])
+        if [one.seed for one in pair[0]] != [one.seed for one in pair[1]]:
+            continue
+        least = [[min(epoch.validation for epoch in one.epochs) for one in some] for some in pair]
+        more = [other / base - 1 for base, other in zip(*least, strict=True)]
+        cells = [f"{statistics.mean(losses):.3f}" for losses in least]
+        cells.append(f"{statistics.mean(more):+.1%} ({min(more):+.1%} to {max(more):+.1%})")
+        cells += [" / ".join(f"{mean_to(some, goal, 0.0)[0]:.1f}" for goal in goals) for some in pair]
+        rows.append([workload, PARTS * period, *cells])
+    return rows
 
 
 def frontier(found: Sequence[Trial]) -> list[list[object]]:
@@ -304,6 +326,10 @@ def report(found: Sequence[Trial], where: Path) -> None:
     bench.print_table(
         f"all costs and targets together; bar {BAR}", ["workload", "role", "rate", "auto's time over the best's"], rows
     )
+    rows = [row for name in done for row in late(name, found)]
+    columns = ["workload", "each weight, every", "loss, weights", "background", "difference (of each seed)"]
+    columns += [f"epochs to {' / '.join(f'{1 - share:.0%}' for share in SHARES)}, weights", "background"]
+    bench.print_table("background against syncs that wait: the least validation loss, mean over seeds", columns, rows)
     if settings("frontier", found):
         points = frontier(found)
         shown = [[*row[:2], *(f"{value:.2f}" for value in row[2:])] for row in points]

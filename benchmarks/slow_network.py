@@ -1,7 +1,7 @@
 """What a sync costs on a slow network, and how much of it a strategy hides behind the computing.
 
     python benchmarks/slow_network.py                                   # as root: it makes network namespaces (network.py)
-    python benchmarks/slow_network.py --hosts 2 --rate 100mbit --seeds 5
+    python benchmarks/slow_network.py --hosts 2 --rate 100mbit --seeds 1 2 3 4 5
     deepex data pack /usr/share/datasets/fashion-mnist packed/fashion && python benchmarks/slow_network.py --data packed/fashion
 
 Hosts with one rank each, joined by links of a chosen rate, train a small convolutional network on Fashion-MNIST over gloo (on the
@@ -162,11 +162,11 @@ def make_plan(hosts: int, rate: str, folder: Path, epochs: int, data: str) -> tu
 
 
 def in_turns(
-    hosts: int, rate: str, period: int, folder: Path, *, strategy: str, seeds: int, epochs: int, data: str
+    hosts: int, rate: str, period: int, folder: Path, *, strategy: str, seeds: Sequence[int], epochs: int, data: str
 ) -> Iterator[list[Run]]:
     """For each seed the run of `weights` and that of the other strategy; who goes first changes."""
     with SlowNetwork(hosts, rate) as slow:
-        for seed in range(1, seeds + 1):
+        for seed in seeds:
             pair: list[Run | None] = [None, None]
             for place in (0, 1) if seed % 2 else (1, 0):
                 name = (BASE, strategy)[place]
@@ -326,7 +326,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="write the record into benchmarks/records")
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 3, 4], help="numbers of hosts, each measured in turn")
     parser.add_argument("--rate", default="200mbit", help="of each link, in both directions, as tc takes it")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--data", default="sample:fashion", help="a packed dataset")
     parser.add_argument("--strategy", default="background", help=f"what is compared with {BASE}")

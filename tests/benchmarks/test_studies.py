@@ -215,6 +215,17 @@ def test_a_workload_is_shown_when_all_its_trials_are_there() -> None:
     assert not periods.complete("lars", found)
 
 
+def test_background_is_compared_with_weights_that_are_sent_as_often() -> None:
+    """Seed by seed, and only where both have the same ones."""
+    losses = {"weights 1": 2.0, "weights 8": 1.0, "weights 16": 1.0, "weights 32": 1.0, "background 2": 1.1, "background 4": 0.9}
+    found = [made(name, [4.0, least, 3.0], seed=seed, workload="lenet-5") for name, least in losses.items() for seed in (1, 2)]
+    found.append(made("background 8", [1.0], workload="lenet-5"))
+    near, far = periods.late("lenet-5", found)
+    assert near[:5] == ["lenet-5", 8, "1.000", "1.100", "+10.0% (+10.0% to +10.0%)"]
+    assert far[1:5] == [16, "1.000", "0.900", "-10.0% (-10.0% to -10.0%)"]
+    assert near[5:] == ["1.7 / 1.9", "1.7 / 1.9"], "1.9 and 1.45 of a loss that falls from 4 to 1, or to 1.1"
+
+
 def test_rate_that_was_tuned_and_trials_that_follow() -> None:
     tried = [made(f"rate {rate:g}", [loss], workload="lenet", **{"optim.rate": rate}) for rate, loss in ((0.01, 0.5), (0.03, 0.4))]
     assert periods.tuned_rate("lenet", tried) == 0.03

@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from deepex.comm import connect
+from deepex.comm import Background, connect
 from deepex.comm.mpi import MpiCommunicator
 
 
@@ -20,16 +20,36 @@ def check(comm: object, tensor: torch.Tensor) -> None:
     assert tensor.eq(comm.size - 1).all()
 
 
+def check_background(comm: object) -> None:
+    """Sums that wait for what the caller's stream still has to do, and that its stream waits for: the host does neither."""
+    background = Background(comm)
+    for count in (5, 1_000_003):
+        source = (torch.arange(count, device="cuda") % 97 + comm.rank).float()
+        expected = source.clone()
+        comm.sum(expected)
+        tensor, found = torch.full_like(source, torch.nan), torch.empty_like(source)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(50_000_000)
+        tensor.copy_(source)
+        pending = background.sum(tensor)
+        pending.wait()
+        found.copy_(tensor)
+        assert torch.equal(found, expected), (count, found[:5], expected[:5])
+        assert pending.seconds > 0
+    background.close()
+
+
 if __name__ == "__main__":
     kind = sys.argv[1]
     if kind == "staged":
-        comm = MpiCommunicator(cuda_aware=False)
+        comm = MpiCommunicator(cuda_aware=False, thread_level="MULTIPLE")
     elif kind == "mpi":
-        comm = MpiCommunicator()
+        comm = MpiCommunicator(thread_level="MULTIPLE")
     else:
         comm = connect(kind, device="cuda")
     for count in (5, 1_000_003):
         check(comm, (torch.arange(count, device="cuda") % 97 + comm.rank).float())
+    check_background(comm)
     assert len(comm.gather({"rank": comm.rank})) == comm.size
     if comm.rank == 0:
         print(f"{kind} on {comm.size} rank(s): well; CUDA-aware: {getattr(comm, 'cuda_aware', None)}")

@@ -157,6 +157,7 @@ def _is_crop(image: torch.Tensor, whole: torch.Tensor, learner: Learner, pad: in
         {},
         {"sync.strategy": "gradients"},
         {"replicas": 3, "sync.period": 2},
+        {"replicas": 3, "sync.period": 1, "sync.strategy": "background"},
         {"replicas": 3, "sync.period": "auto", "sync.cost": 0.1},  # plans the first epoch twice
     ],
 )
@@ -312,9 +313,13 @@ def test_a_launch_has_many_short_steps_but_no_more_than_a_turn(period: int | str
 
 
 @pytest.mark.filterwarnings("ignore:.*etermin")  # on a GPU, torch warns of what it cannot promise
-def test_a_run_that_was_stopped_in_an_epoch_goes_on(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changes", [{}, {"replicas": 3, "sync.strategy": "background", "sync.period": 3}])
+def test_a_run_that_was_stopped_in_an_epoch_goes_on(
+    changes: dict, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether it stops in the middle of what would be one launch or not, the steps that are left are the same ones."""
-    config = _config(make_data(1920), batch=16, epochs=2, precision="bf16", deterministic=True, **{"augment.flip": True})
+    settings = {"batch": 16, "epochs": 2, "precision": "bf16", "deterministic": True, "augment.flip": True, **changes}
+    config = _config(make_data(1920), **settings)
     whole = deepex.train(config, SoloCommunicator(), out=tmp_path / "whole")
     stop_after_laps(monkeypatch, 3)
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "cut")

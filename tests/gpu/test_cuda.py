@@ -65,7 +65,15 @@ def _batches(kind: str, part: object, device: torch.device) -> list[tuple[torch.
 
 
 @pytest.mark.parametrize("placement", ["device", "host"])
-@pytest.mark.parametrize("changes", [{}, {"sync.strategy": "gradients"}, {"replicas": 4, "sync.period": 3}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"sync.strategy": "gradients"},
+        {"replicas": 4, "sync.period": 3},
+        {"replicas": 4, "sync.strategy": "background", "sync.period": 2},
+    ],
+)
 def test_no_device_synchronisation_within_an_epoch(changes: dict, placement: str, make_data: MakeData, tmp_path: Path) -> None:
     config = deepex.recipe("fashion", {"data": str(make_data(192)), "batch": 8, "placement": placement, **changes})
     comm = SoloCommunicator()
@@ -111,9 +119,11 @@ def test_nccl_on_one_rank() -> None:
     assert result.returncode == 0, result.stderr[-3000:]
 
 
+@pytest.mark.parametrize("sync", ["weights", "background"])
 @pytest.mark.parametrize("step", ["eager", "captured"])
-def test_ranks_change_only_the_rounding(step: str, make_data: MakeData, tmp_path: Path) -> None:
-    settings = [f"--set={s}" for s in (f"data={make_data(192)}", "batch=8", "epochs=2", "net=lenet", f"step={step}")]
+def test_ranks_change_only_the_rounding(step: str, sync: str, make_data: MakeData, tmp_path: Path) -> None:
+    options = [f"data={make_data(192)}", "batch=8", "epochs=2", "net=lenet", f"step={step}", f"sync={sync}", "sync.period=2"]
+    settings = [f"--set={option}" for option in options]
     for ranks in (1, 2):
         result = run_deepex("train", "fashion", f"--ranks={ranks}", "--replicas=2", f"--out={tmp_path / str(ranks)}", *settings)
         assert result.returncode == 0, result.stderr[-3000:]
