@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from deepex.engine.arena import Arena
-from deepex.engine.optim import OptimConfig, Optimiser
+from deepex.engine.optim import OptimConfig, Optimiser, coasting
 from deepex.engine.rate import Schedule
 
 CPU = torch.device("cpu")
@@ -54,6 +54,23 @@ def test_sgd_is_pytorchs(momentum: float, nesterov: bool, decay: float, gathers:
         reference.step()
     for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_coasting_is_what_updates_without_gradients_do(nesterov: bool) -> None:
+    config, module = OptimConfig(momentum=0.8, nesterov=nesterov), network()
+    arena = Arena(module, CPU)
+    optimiser = Optimiser(config, arena)
+    set_gradients(module, 1, arena)
+    optimiser.update(0.1)
+    found = coasting(config, arena)
+    weights, velocity = arena.weights.clone(), found.velocity.clone()
+    assert velocity.abs().sum() > 0
+    for steps in (1, 2, 3):
+        arena.gradients.zero_()
+        optimiser.update(0.1)
+        assert torch.allclose(arena.weights, weights - 0.1 * found.ahead(steps) * velocity, atol=1e-6)
+    assert coasting(OptimConfig(momentum=0.0), arena) is None
 
 
 @pytest.mark.parametrize("gathers", [True, False])

@@ -13,7 +13,7 @@ from deepex.comm.base import Communicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.feeds.shard import Shards
 from deepex.sync import Crowd, Drift, Region, SyncConfig, make_momentum, make_strategy, segments
-from deepex.sync.region import Place
+from deepex.sync.region import Coasting, Place
 
 BUFFERS, WEIGHTS = 16, 600  # of the buffers, the first two are for requests to stop and for lost replicas
 MATRICES = Place(0, 20, 10), Place(200, 12, 25)  # one is tall; 100 weights are of neither
@@ -90,7 +90,8 @@ def train(
     memory.copy_(problem.initial())
     agreed = memory if config.momentum == "average" else memory[: BUFFERS + WEIGHTS]
     held, own = slice(0, BUFFERS), slice(0, len(agreed))
-    region = Region(agreed=agreed, buffers=held, weights=_W, own=own, request=0, lost=1, matrices=MATRICES)
+    coasting = Coasting(memory[_M], 0.5, 0.5) if config.momentum != "reset" else None
+    region = Region(agreed=agreed, buffers=held, weights=_W, own=own, request=0, lost=1, matrices=MATRICES, coasting=coasting)
     momentum = make_momentum(config.momentum, memory[_M], replicas_per_rank=per_rank)
     crowd = Crowd(replicas=problem.replicas, samples=shards.samples, total=shards.total_samples)
     drift = Drift(region, [("all", 0, WEIGHTS)], replicas_per_rank=per_rank)
@@ -217,7 +218,7 @@ class Copies:
             "hierarchical": lambda: self.plain(epoch, self.hierarchical_mean(start, last)),
             "elastic": lambda: self.elastic(last[1]),
             "streaming": lambda: self.streaming(number, last[1], whole=whole),
-            "background": lambda: self.background(number, last[1], whole=whole),
+            "background": lambda: self.background(epoch, number, last, whole=whole),
         }
         if self.config.wire == "fp32":
             way[self.config.strategy]()
@@ -299,19 +300,25 @@ class Copies:
         for state in self.states:
             state[chosen] = mean[chosen]
 
-    def background(self, number: int, stop: int, *, whole: bool) -> None:
-        mean = self.mean(self.shares(0, stop))
-        if whole or self.config.parts == 1:
-            self.meet(mean, self.states)
+    def background(self, epoch: int, number: int, last: tuple[int, int], *, whole: bool) -> None:
+        shares = self.shares(0, last[1])
         if whole:
+            mean = self.mean(shares)
+            self.meet(mean, self.states)
             self.late = self.copies = None
             for state in self.states:
                 state[self.part] = mean[self.part]
             return
         chosen = self.turn(number, BUFFERS + WEIGHTS)
-        self.late, self.copies = torch.zeros_like(mean), [torch.zeros_like(mean) for _ in self.states]
-        for new, old in zip([self.late, *self.copies], [mean, *self.states], strict=True):
-            new[chosen] = old[chosen]
+        self.copies = [torch.zeros_like(state) for state in self.states]
+        for copy, state in zip(self.copies, self.states, strict=True):
+            ahead = state.clone()
+            if self.config.momentum != "reset":  # steps without gradients
+                for _ in range(self.arrival(*last) - last[0]):
+                    ahead[_M] *= 0.5
+                    ahead[_W] -= self.problem.step_rate(epoch) * ahead[_M]
+            copy[chosen] = ahead[chosen]
+        self.late = sum(share * copy for share, copy in zip(shares, self.copies, strict=True))
 
     def coded(self, shares: list[float]) -> None:
         mean, total = self.mean(shares), torch.zeros_like(self.centre)

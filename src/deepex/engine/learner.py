@@ -26,7 +26,7 @@ from deepex.engine.choose import make_runner
 from deepex.engine.counters import Counters
 from deepex.engine.job import Job
 from deepex.engine.objective import make_objective
-from deepex.engine.optim import Optimiser
+from deepex.engine.optim import Optimiser, coasting
 from deepex.engine.rate import Schedule
 from deepex.engine.runner import Parts
 from deepex.engine.statistics import Statistics, chooses_estimates
@@ -180,7 +180,8 @@ class Learner:
             return Region(
                 agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=gradients, slots=slots
             )
-        agreed = arena.model_and_momentum if self._job.config.sync.momentum == "average" else arena.model
+        policy = self._job.config.sync.momentum
+        agreed = arena.model_and_momentum if policy == "average" else arena.model
         return Region(
             agreed=agreed,
             buffers=slice(0, buffers),
@@ -189,6 +190,7 @@ class Learner:
             request=0,
             lost=1,
             matrices=tuple(Place(s.offset, s.shape[0], s.count // s.shape[0]) for s in arena.layout.decayed if len(s.shape) > 1),
+            coasting=coasting(self._job.config.optim, arena) if policy != "reset" else None,
         )
 
     @property

@@ -15,6 +15,7 @@ import torch
 
 from deepex.engine.arena import Arena
 from deepex.errors import ConfigError
+from deepex.sync.region import Coasting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,12 @@ class Optimiser:
                 is_first_step=False,  # momentum starts at zero, so that the first step is like the others
             )
         self._arena.drop_gradients()
+
+
+def coasting(config: OptimConfig, arena: Arena) -> Coasting | None:
+    """How updates without gradients would go on, but for weight decay; None if they would not."""
+    first = config.momentum**2 if config.nesterov else config.momentum
+    return Coasting(arena.momentum, first, config.momentum) if config.momentum else None
 
 
 def _make_part(config: OptimConfig, arena: Arena, places: slice, decay: float) -> _Part:

@@ -99,8 +99,8 @@ class Agreement(ABC):
         return
 
     @abstractmethod
-    def add(self, index: int, share: float) -> None:
-        """Contribute the replica on the arena with weight `share`."""
+    def add(self, index: int, share: float, rate: float = 0.0) -> None:
+        """Contribute the replica on the arena with weight `share`; `rate` is its last step's."""
 
     @abstractmethod
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
@@ -167,7 +167,7 @@ class InPlace(_Mean):
         return
 
     @override
-    def add(self, index: int, share: float) -> None:
+    def add(self, index: int, share: float, rate: float = 0.0) -> None:
         self._share = share
 
     @override
@@ -200,7 +200,7 @@ class Turns(_Mean):
         self._fresh = False
 
     @override
-    def add(self, index: int, share: float) -> None:
+    def add(self, index: int, share: float, rate: float = 0.0) -> None:
         self._total.add(self._agreed, share)
 
     @override

@@ -43,7 +43,7 @@ class Elastic(Agreement):
         self._agreed.copy_(self._states[index])
 
     @override
-    def add(self, index: int, share: float) -> None:
+    def add(self, index: int, share: float, rate: float = 0.0) -> None:
         self._total.add(self._agreed, share)
         torch.lerp(self._agreed, self._centre, self._pull, out=self._states[index])
 

@@ -241,8 +241,8 @@ class Outer(Agreement):
         self._inner.begin(index)
 
     @override
-    def add(self, index: int, share: float) -> None:
-        self._inner.add(index, share)
+    def add(self, index: int, share: float, rate: float = 0.0) -> None:
+        self._inner.add(index, share, rate)
 
     @override
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:

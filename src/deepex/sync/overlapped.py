@@ -72,7 +72,7 @@ class Overlapped(Agreement):
         self._begun.append(self._worker.sum(self._agreed[self._parts[self._next]], self._share))
 
     @override
-    def add(self, index: int, share: float) -> None:
+    def add(self, index: int, share: float, rate: float = 0.0) -> None:
         return
 
     @override

@@ -19,6 +19,19 @@ class Place:
         return matrix if self.rows <= self.columns else matrix.mT
 
 
+@dataclass(frozen=True)
+class Coasting:
+    """How momentum alone would carry weights on: by −rate · `first` · `velocity` in a step, by `decay` of that in the next one."""
+
+    velocity: torch.Tensor
+    first: float
+    decay: float
+
+    def ahead(self, steps: int) -> float:
+        """How many times rate · velocity that is in so many steps."""
+        return self.first * (1 - self.decay**steps) / (1 - self.decay)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Region:
     """One contiguous slice, `agreed`, that a sync brings to the mean over all replicas.
@@ -27,8 +40,8 @@ class Region:
     `own` is what a replica's turn must start from: all of it, or the buffers alone where every step replaces the rest. `request` is
     the position of one number that is above zero after a sync if some rank asked to stop: ranks tell each other within the same
     collective. So does `lost`, where there is one, with the share of replicas that are left out. `matrices` are the weights that
-    are no biases and not of normalisation. `slots` tell where each gradient begins and how many numbers it has, if somebody tells
-    as soon as it is there.
+    are no biases and not of normalisation. `coasting` is of weights whose momentum stays with them after a sync. `slots` tell where
+    each gradient begins and how many numbers it has, if somebody tells as soon as it is there.
     """
 
     agreed: torch.Tensor
@@ -38,6 +51,7 @@ class Region:
     request: int
     lost: int | None = None
     matrices: tuple[Place, ...] = ()
+    coasting: Coasting | None = None
     slots: tuple[tuple[int, int], ...] = ()
 
     @property

@@ -105,9 +105,9 @@ class Strategy:
         self.agreement.prepare(number, whole=whole)
         for group in self._groups():
             if self._near is None:
-                yield from self._turns_alone(group, start, stop)
+                yield from self._turns_alone(group, start, stop, rate)
             else:
-                yield from self._turns_near(self._near, group, start, stop)
+                yield from self._turns_near(self._near, group, start, stop, rate)
         self.agreement.reach(self._comm, request=asked(), rate=rate())
 
     @property
@@ -120,7 +120,7 @@ class Strategy:
         self.agreement.lose()
         self._lost = True
 
-    def _turns_alone(self, group: range, start: int, stop: int) -> Iterator[Turn]:
+    def _turns_alone(self, group: range, start: int, stop: int, rate: Callable[[], float]) -> Iterator[Turn]:
         since = 0 if self.agreement.since_epoch else start
         for index in group:
             share = self._crowd.share(self._first + index, since, stop)
@@ -130,7 +130,7 @@ class Strategy:
                 yield turn
                 if number == 0:
                     self.agreement.pause(index)
-            self._add(index, share)
+            self._add(index, share, rate())
 
     def _parts(self, group: range, index: int, start: int, stop: int) -> list[Turn]:
         """A replica's turn, in two if it is interrupted."""
@@ -139,7 +139,7 @@ class Strategy:
             return [Turn(index, start, stop, first)]
         return [Turn(index, start, pause, first), Turn(index, pause, stop, first, resumes=True)]
 
-    def _turns_near(self, near: Near, group: range, start: int, stop: int) -> Iterator[Turn]:
+    def _turns_near(self, near: Near, group: range, start: int, stop: int, rate: Callable[[], float]) -> Iterator[Turn]:
         self.agreement.begin(group[0])
         near.agreement.start()
         members = self._members(near, group)
@@ -154,12 +154,12 @@ class Strategy:
                     self._lost = False
                 else:
                     all_seen = sum(self._crowd.samples(replica, start, stop) for replica in members)
-                    self._add(index, share * all_seen / self._crowd.total(start, stop))
+                    self._add(index, share * all_seen / self._crowd.total(start, stop), rate())
             if b < stop:
                 near.agreement.reach(near.comm, request=0.0, rate=0.0)
 
-    def _add(self, index: int, share: float) -> None:
-        self.agreement.add(index, share)
+    def _add(self, index: int, share: float, rate: float) -> None:
+        self.agreement.add(index, share, rate)
         if self.drift is not None:
             self.drift.miss(index) if self._lost else self.drift.note(index)
         self._lost = False

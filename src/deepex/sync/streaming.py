@@ -57,7 +57,7 @@ class Streaming(Agreement):
             self._agreed.copy_(self._states[index])
 
     @override
-    def add(self, index: int, share: float) -> None:
+    def add(self, index: int, share: float, rate: float = 0.0) -> None:
         self._sum.add(self._agreed[self._now], share)
         if self._states:
             self._states[index].copy_(self._agreed)

@@ -81,7 +81,7 @@ class Coded(Agreement):
         self._fresh = False
 
     @override
-    def add(self, index: int, share: float) -> None:
+    def add(self, index: int, share: float, rate: float = 0.0) -> None:
         changes, buffers = self._work[: self._count], self._work[self._padded :]
         if share:
             torch.sub(self._agreed[self._coded], self._last[self._coded], out=changes).mul_(share)
