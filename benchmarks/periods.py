@@ -53,7 +53,7 @@ STRATEGIES: Final[dict[str, dict[str, Any]]] = {
     "streaming": {"sync.strategy": "streaming"},
     "background": {"sync.strategy": "background"},
 }
-LATE_PERIODS: Final = (2, 4, 8)  # of a part
+LATE_PERIODS: Final = (2, 4)  # of a part
 FRONTIER_PERIODS: Final = (1, 2, 4, 8, 16, "epoch", "adacomm", "qsr", "auto")
 FRONTIER_COST: Final = 10.0
 PARTS: Final = 4  # sync.parts

@@ -313,10 +313,10 @@ class Copies:
         self.copies = [torch.zeros_like(state) for state in self.states]
         for copy, state in zip(self.copies, self.states, strict=True):
             ahead = state.clone()
-            if self.config.momentum != "reset":  # steps without gradients
+            if self.config.momentum != "reset":  # steps without gradients, of half the length
                 for _ in range(self.arrival(*last) - last[0]):
                     ahead[_M] *= 0.5
-                    ahead[_W] -= self.problem.step_rate(epoch) * ahead[_M]
+                    ahead[_W] -= self.problem.step_rate(epoch) * ahead[_M] / 2
             copy[chosen] = ahead[chosen]
         self.late = sum(share * copy for share, copy in zip(shares, self.copies, strict=True))
 
