@@ -16,8 +16,8 @@ that it can get); gloo sleeps by itself; NCCL runs on the device. The adding up 
 
 On CUDA tensors the thread works in a stream of its own, which begins when the caller's has come to where it was at `sum`; `wait`
 makes the caller's stream wait for it, not the caller. Collectives of two NCCL communicators may run on a device at the same time
-only if both fit on it, so ranks that also use the main one meanwhile should begin the two in the same order. CUDA tensors are tested
-on ranks that share a GPU (tests/gpu), through MPI and gloo; NCCL on several GPUs is untested.
+only if both fit on it, so ranks that also use the main one meanwhile should begin the two in the same order. CUDA tensors are
+tested on ranks that share a GPU (tests/gpu), through MPI and gloo; NCCL on several GPUs is untested.
 """
 
 import threading

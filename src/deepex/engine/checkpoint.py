@@ -246,7 +246,8 @@ def _read_into(path: Path, name: str, target: torch.Tensor) -> int:
         with path.open("rb") as file:
             return _stream(file, name, target)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"checkpoint file {path} cannot be read: {error}; restore it or resume an earlier one") from error
+        remedy = "restore it or resume an earlier one, with the run's own settings"
+        raise RunError(f"checkpoint file {path} cannot be read: {error}; {remedy}") from error
 
 
 def _stream(file: BinaryIO, name: str, target: torch.Tensor) -> int:

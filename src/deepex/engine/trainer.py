@@ -90,7 +90,8 @@ class Trainer:
                 by = self._signals.received or "a signal to another rank"
                 return Outcome(status="stopped", reason=f"stopped by {by}", position=position)
             position, stopped, reached = self._epoch(position)
-        reason = f"target reached: {self._config.target}" if reached else f"{self._config.epochs} epochs done"
+        done = f"{self._config.epochs} epochs done" if self._config.epochs != 1 else "1 epoch done"
+        reason = f"target reached: {self._config.target}" if reached else done
         return Outcome(status="finished", reason=reason, position=position)
 
     def _had_reached_target(self, position: Position) -> bool:
