@@ -16,8 +16,9 @@ at a time, except at the end of an epoch; so does `background`, which has a peri
   so that chance is on its side. The workloads `mlp`, `lenet` and `convnet` served to find the rule, its tolerance and the period
   that it begins with, `pf` to see that its guard must not mind drift that is small, and that the first epoch must not be planned
   before drift is known, `lars` to see whose drift matters; the others did not.
-- Late: whether learning minds that the means of `background` come late. It has a quarter of the period, so that each weight is sent
-  as often as with `weights`. Its usual settings were found on other networks than these (slow_network.py's, and the frontier's).
+- Late: whether learning minds that the means of `background` come late. With a quarter of the period each weight is sent as often
+  as with `weights`, at half the bytes, since that also sends momentum; with an eighth, both send as much. `parts`, `pull` and
+  `delay` were found on other networks (slow_network.py's, and the frontier's), how far replicas look ahead on some of these too.
 - Frontier: speedup per epoch, R / (1 + cost · syncs / steps), against epochs to the target, over periods, rules and strategies,
   with a cosine schedule, since QSR follows the rate.
 """
@@ -257,8 +258,9 @@ def late(workload: str, found: Sequence[Trial]) -> list[list[object]]:
     """For each period: the least losses of `weights` and of `background`, and their epochs to the targets."""
     fixed, delayed = settings(workload, found, "weights "), settings(workload, found, "background ")
     goals, rows = targets(fixed), list[list[object]]()
-    for period in LATE_PERIODS:
-        pair = fixed[f"weights {PARTS * period}"], delayed.get(f"background {period}", [])
+    for period, share in itertools.product(LATE_PERIODS, (0.5, 1.0)):  # of the bytes
+        base = round(2 * share * PARTS * period)
+        pair = fixed[f"weights {base}"], delayed.get(f"background {period}", [])
         if [one.seed for one in pair[0]] != [one.seed for one in pair[1]]:
             continue
         least = [[min(epoch.validation for epoch in one.epochs) for one in some] for some in pair]
@@ -266,7 +268,7 @@ def late(workload: str, found: Sequence[Trial]) -> list[list[object]]:
         cells = [f"{statistics.mean(losses):.3f}" for losses in least]
         cells.append(f"{statistics.mean(more):+.1%} ({min(more):+.1%} to {max(more):+.1%})")
         cells += [" / ".join(f"{mean_to(some, goal, 0.0)[0]:.1f}" for goal in goals) for some in pair]
-        rows.append([workload, PARTS * period, *cells])
+        rows.append([workload, period, base, f"{share:g}", *cells])
     return rows
 
 
@@ -327,7 +329,8 @@ def report(found: Sequence[Trial], where: Path) -> None:
         f"all costs and targets together; bar {BAR}", ["workload", "role", "rate", "auto's time over the best's"], rows
     )
     rows = [row for name in done for row in late(name, found)]
-    columns = ["workload", "each weight, every", "loss, weights", "background", "difference (of each seed)"]
+    columns = ["workload", "period of a part", "of weights", "bytes over weights'", "loss, weights", "background"]
+    columns += ["difference (of each seed)"]
     columns += [f"epochs to {' / '.join(f'{1 - share:.0%}' for share in SHARES)}, weights", "background"]
     bench.print_table("background against syncs that wait: the least validation loss, mean over seeds", columns, rows)
     if settings("frontier", found):

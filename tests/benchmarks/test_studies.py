@@ -217,13 +217,14 @@ def test_a_workload_is_shown_when_all_its_trials_are_there() -> None:
 
 def test_background_is_compared_with_weights_that_are_sent_as_often() -> None:
     """Seed by seed, and only where both have the same ones."""
-    losses = {"weights 1": 2.0, "weights 8": 1.0, "weights 16": 1.0, "background 2": 1.1, "background 4": 0.9}
+    losses = {"weights 1": 2.0, "weights 8": 1.0, "weights 16": 1.2, "weights 32": 1.5, "background 2": 1.1, "background 4": 0.9}
     found = [made(name, [4.0, least, 3.0], seed=seed, workload="lenet-5") for name, least in losses.items() for seed in (1, 2)]
-    near, far = periods.late("lenet-5", found)
-    assert near[:5] == ["lenet-5", 8, "1.000", "1.100", "+10.0% (+10.0% to +10.0%)"]
-    assert far[1:5] == [16, "1.000", "0.900", "-10.0% (-10.0% to -10.0%)"]
-    assert near[5:] == ["1.7 / 1.9", "1.7 / 1.9"], "1.9 and 1.45 of a loss that falls from 4 to 1, or to 1.1"
-    assert periods.late("lenet-5", found[:-1]) == [near]
+    rows = periods.late("lenet-5", found)
+    assert [row[1:4] for row in rows] == [[2, 8, "0.5"], [2, 16, "1"], [4, 16, "0.5"], [4, 32, "1"]]
+    assert rows[0][4:7] == ["1.000", "1.100", "+10.0% (+10.0% to +10.0%)"]
+    assert rows[3][4:7] == ["1.500", "0.900", "-40.0% (-40.0% to -40.0%)"]
+    assert rows[0][7:] == ["1.7 / 1.9", "1.7 / 1.9"], "1.9 and 1.45 of a loss that falls from 4 to 1, or to 1.1"
+    assert periods.late("lenet-5", found[:-1]) == rows[:2]
 
 
 def test_rate_that_was_tuned_and_trials_that_follow() -> None:
