@@ -46,18 +46,18 @@ COSTS: Final = (3.0, 30.0)  # of a sync, in steps
 SHARES: Final = (0.3, 0.15)  # of the way to the least loss, left
 TUNED_AT: Final = 4
 BAR: Final = 1.1
+FRONTIER_COST: Final = 10.0  # of all weights
+PARTS: Final = 4  # sync.parts
 STRATEGIES: Final[dict[str, dict[str, Any]]] = {
     "weights": {},
     "slowmo": {"sync.outer": "slowmo"},
     "nesterov": {"sync.outer": "nesterov"},
     "elastic": {"sync.strategy": "elastic"},
-    "streaming": {"sync.strategy": "streaming"},
-    "background": {"sync.strategy": "background"},
+    "streaming": {"sync.strategy": "streaming", "sync.cost": FRONTIER_COST / PARTS},
+    "background": {"sync.strategy": "background", "sync.cost": FRONTIER_COST / PARTS},
 }
 LATE_PERIODS: Final = (2, 4)  # of a part
 FRONTIER_PERIODS: Final = (1, 2, 4, 8, 16, "epoch", "adacomm", "qsr", "auto")
-FRONTIER_COST: Final = 10.0
-PARTS: Final = 4  # sync.parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,11 +158,11 @@ def sweep(workload: str, rate: float, seeds: Sequence[int]) -> list[Trial]:
     if WORKLOADS[workload].role == "frontier":
         rules = {"sync.base": TUNED_AT, "sync.alpha": rate * math.sqrt(TUNED_AT), "sync.cost": FRONTIER_COST}
         return [
-            trial(workload, f"{name} {period}", seed, **fixed, **rules, **strategy, **{"sync.period": period})
+            trial(workload, f"{name} {period}", seed, **{**fixed, **rules, **strategy, "sync.period": period})
             for seed, (name, strategy), period in itertools.product(seeds, STRATEGIES.items(), FRONTIER_PERIODS)
         ]
     asked = [(f"weights {period}", {"sync.period": period}) for period in PERIODS]
-    asked += [(f"background {period}", {**STRATEGIES["background"], "sync.period": period}) for period in LATE_PERIODS]
+    asked += [(f"background {period}", {"sync.strategy": "background", "sync.period": period}) for period in LATE_PERIODS]
     asked += [(f"auto at {cost:g}", {"sync.period": "auto", "sync.cost": cost}) for cost in COSTS]
     return [trial(workload, name, seed, **fixed, **changes) for seed, (name, changes) in itertools.product(seeds, asked)]
 

@@ -7,7 +7,9 @@ The period is the one with which learning is expected to take the least time, wh
 
     time(H) ∝ (1 + cost / H) · (1 + (drift(H) / tolerance)²)
 
-- The first is the time of an epoch: a sync takes as long as `cost` steps, and each step bears 1/H of it.
+- The first is the time of an epoch: a sync takes as long as `cost` steps, and each step bears 1/H of it. Of a sync in the
+  background only what is longer than a period counts, max(0, cost − H); how long it takes does not show there, so what was tried
+  before the first epoch holds.
 - The second is the number of epochs: replicas that are `tolerance` of the weights' norm apart when they meet need twice as many.
   The square is what the second order of a loss makes of a distance; that it holds, and the usual tolerance, were found by sweeps
   over fixed periods (benchmarks/periods.py), on workloads that are not those on which the rule was judged.
@@ -39,12 +41,15 @@ class Auto(PeriodRule):
     """Begins from a `cost` that is given or tried before the first epoch, and learns from each epoch.
 
     `age`: how many periods old the mean is that a weight moves on from, as drift goes: 1 where each sync makes replicas equal.
-    Drift that was seen at syncs of this kind has it in itself. `pieces`: into so many stretches is a period cut.
+    Drift that was seen at syncs of this kind has it in itself. `pieces`: into so many stretches is a period cut. `hides`: syncs run
+    while replicas compute.
     """
 
-    def __init__(self, *, tolerance: float, longest: int, cost: float = 0.0, age: int = 1, pieces: int = 1) -> None:
+    def __init__(
+        self, *, tolerance: float, longest: int, cost: float = 0.0, age: int = 1, pieces: int = 1, hides: bool = False
+    ) -> None:
         self._tolerance, self._longest, self._cost = tolerance, longest, cost
-        self._age, self._pieces = age, pieces
+        self._age, self._pieces, self._hides = age, pieces, hides
         self._period, self._reason = 1, "auto: 1, because nothing has been measured yet"
         self._bound = longest
         self._before: dict[str, float] = {}
@@ -61,13 +66,14 @@ class Auto(PeriodRule):
     @override
     def state(self) -> dict[str, Any]:
         learnt = {"period": self._period, "reason": self._reason, "bound": self._bound, "before": self._before}
-        return {**learnt, "planned_from": self._planned_from, "looked": self._looked}
+        return {**learnt, "planned_from": self._planned_from, "looked": self._looked, "first_cost": self._first_cost}
 
     @override
     def restore(self, state: dict[str, Any]) -> None:
         self._period, self._reason = int(state.get("period", 1)), str(state.get("reason", self._reason))
         self._bound, self._before = int(state.get("bound", self._longest)), dict(state.get("before", {}))
         self._looked, self._planned_from = bool(state.get("looked", True)), int(state.get("planned_from", 0))
+        self._first_cost = float(state.get("first_cost", self._first_cost))
 
     @override
     def begin_epoch(self, epoch: int, rate: Rate) -> None:
@@ -107,7 +113,7 @@ class Auto(PeriodRule):
     def learn(self, seen: Seen) -> None:
         period = (seen.steps - self._planned_from) / (seen.syncs - 1) if self._planned_from else seen.period
         self._looked, self._planned_from = True, 0
-        cost = self._cost or self._ratio(seen.step_seconds, seen.sync_seconds)
+        cost = self._cost or (self._first_cost if self._hides else self._ratio(seen.step_seconds, seen.sync_seconds))
         drift = seen.drift / period**_EXPONENT
         alarm, had = self._alarm(seen, drift), min(self._period, seen.steps)
         self._bound = max(1, min(self._bound, had) // 2) if alarm else min(self._bound * _GROWTH, self._longest)
@@ -127,7 +133,8 @@ class Auto(PeriodRule):
         """The period of the least time, with what replicas drift in one step."""
 
         def time(period: float) -> float:
-            return (1 + cost / period) * (1 + (drift * math.pow(period, _EXPONENT) / self._tolerance) ** 2)
+            waits = max(0.0, cost - period) if self._hides else cost
+            return (1 + waits / period) * (1 + (drift * math.pow(period, _EXPONENT) / self._tolerance) ** 2)
 
         return min(range(1, self._longest + 1), key=time)
 

@@ -117,6 +117,7 @@ class SyncConfig:
             cost=self.cost,
             age={"streaming": self.parts, "background": self.parts + _LATE}.get(self.strategy, 1),
             pieces=self.between if self.strategy == "hierarchical" else 1,
+            hides=self.strategy == "background",
         )
 
     def settled(self, *, replicas: int, steps: int, outer_steps: Callable[[], float]) -> tuple["SyncConfig", str]:

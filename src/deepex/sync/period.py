@@ -242,16 +242,17 @@ def parse_period(
     cost: float = 0.0,
     age: int = 1,
     pieces: int = 1,
+    hides: bool = False,
 ) -> PeriodRule:
     """Read a period as a person writes it: 16, "epoch", "4 per epoch" (or "4/epoch"), "1 until 5 then 16", or a rule's name.
 
-    `cost`, `age` and `pieces` are for `auto` (auto.py).
+    `cost`, `age`, `pieces` and `hides` are for `auto` (auto.py).
     """
     named: dict[object, Callable[[], PeriodRule]] = {
         "epoch": lambda: PerEpoch(1),
         "adacomm": lambda: AdaComm(base),
         "qsr": lambda: Quadratic(base, alpha),
-        "auto": lambda: _auto(tolerance=tolerance, longest=longest, cost=cost, age=age, pieces=pieces),
+        "auto": lambda: _auto(tolerance=tolerance, longest=longest, cost=cost, age=age, pieces=pieces, hides=hides),
     }
 
     def parse(text: str) -> PeriodRule | None:
