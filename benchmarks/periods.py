@@ -19,6 +19,7 @@ at a time, except at the end of an epoch; so does `background`, which has a peri
 - Late: whether learning minds that the means of `background` come late. With a quarter of the period each weight is sent as often
   as with `weights`, at half the bytes, since that also sends momentum; with an eighth, both send as much. `parts`, `pull` and
   `delay` were found on other networks (slow_network.py's, and the frontier's), how far replicas look ahead on some of these too.
+- Hidden: the time of `auto` with `background`, which is told what a part costs, beside that with `weights`.
 - Frontier: speedup per epoch, R / (1 + cost · syncs / steps), against epochs to the target, over periods, rules and strategies,
   with a cosine schedule, since QSR follows the rate.
 """
@@ -163,6 +164,8 @@ def sweep(workload: str, rate: float, seeds: Sequence[int]) -> list[Trial]:
         ]
     asked = [(f"weights {period}", {"sync.period": period}) for period in PERIODS]
     asked += [(f"background {period}", {"sync.strategy": "background", "sync.period": period}) for period in LATE_PERIODS]
+    own = {"sync.strategy": "background", "sync.period": "auto"}
+    asked += [(f"background auto at {cost:g}", {**own, "sync.cost": cost / PARTS}) for cost in COSTS]
     asked += [(f"auto at {cost:g}", {"sync.period": "auto", "sync.cost": cost}) for cost in COSTS]
     return [trial(workload, name, seed, **fixed, **changes) for seed, (name, changes) in itertools.product(seeds, asked)]
 
@@ -272,6 +275,22 @@ def late(workload: str, found: Sequence[Trial]) -> list[list[object]]:
     return rows
 
 
+def hidden(workload: str, found: Sequence[Trial]) -> list[list[object]]:
+    """For each cost and target: the time of `auto` with `weights` and with `background`."""
+    rows, some = list[list[object]](), settings(workload, found)
+    goals = targets(settings(workload, found, "weights "))
+    for cost, (share, goal) in itertools.product(COSTS, zip(SHARES, goals, strict=True)):
+        base, other = some[f"auto at {cost:g}"], some.get(f"background auto at {cost:g}", [])
+        if [one.seed for one in base] != [one.seed for one in other]:
+            continue
+        times = [[reached(one, goal, cost)[1] for one in each] for each in (base, other)]
+        means = [statistics.mean(each) for each in times]
+        ratios = [mine / its for its, mine in zip(*times, strict=True)]
+        ratio = f"{means[1] / means[0]:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        rows.append([workload, f"{cost:g}", f"{1 - share:.0%}", *(f"{mean:.2f}" for mean in means), ratio])
+    return rows
+
+
 def frontier(found: Sequence[Trial]) -> list[list[object]]:
     """For each strategy and period: epochs to the target, speedup per epoch, and both together."""
     some = settings("frontier", found)
@@ -333,6 +352,9 @@ def report(found: Sequence[Trial], where: Path) -> None:
     columns += ["difference (of each seed)"]
     columns += [f"epochs to {' / '.join(f'{1 - share:.0%}' for share in SHARES)}, weights", "background"]
     bench.print_table("background against syncs that wait: the least validation loss, mean over seeds", columns, rows)
+    rows = [row for name in done for row in hidden(name, found)]
+    columns = ["workload", "a sync, steps", "of the way", "weights", "background", "ratio (of each seed)"]
+    bench.print_table("`auto` with syncs that wait and in the background: time to the target", columns, rows)
     if settings("frontier", found):
         points = frontier(found)
         shown = [[*row[:2], *(f"{value:.2f}" for value in row[2:])] for row in points]

@@ -227,6 +227,17 @@ def test_background_is_compared_with_weights_that_are_sent_as_often() -> None:
     assert periods.late("lenet-5", found[:-1]) == rows[:2]
 
 
+def test_auto_in_the_background_is_compared_with_auto() -> None:
+    names = ["weights 1", *(f"{kind}auto at {cost:g}" for kind in ("", "background ") for cost in periods.COSTS)]
+    found = [made(name, [4.0, 1.0], seed=seed, syncs=5, workload="lenet-5") for name in names for seed in (1, 2)]
+    found = [replace(one, changes={"sync.strategy": "background"}) if one.name.startswith("back") else one for one in found]
+    rows = periods.hidden("lenet-5", found)
+    assert [row[:3] for row in rows] == [["lenet-5", cost, share] for cost in ("3", "30") for share in ("70%", "85%")]
+    waits, hides = 1.7 * (1 + 30 * 5 / 60), 1.7 * (1 + 30 / 60)
+    assert rows[2][3:] == [f"{waits:.2f}", f"{hides:.2f}", f"{hides / waits:.2f} ({hides / waits:.2f}-{hides / waits:.2f})"]
+    assert len(periods.hidden("lenet-5", found[:-1])) == 2
+
+
 def test_rate_that_was_tuned_and_trials_that_follow() -> None:
     tried = [made(f"rate {rate:g}", [loss], workload="lenet", **{"optim.rate": rate}) for rate, loss in ((0.01, 0.5), (0.03, 0.4))]
     assert periods.tuned_rate("lenet", tried) == 0.03
