@@ -78,8 +78,8 @@ class Delayed(Agreement):
     @override
     def watch(self, steps: int) -> None:
         """Take it that the next stretch is as long as this one."""
-        coasting, delay = self.region.coasting, min(self._delay, steps) or steps
-        self._ahead = _TRUST * coasting.ahead(delay) if coasting else 0.0
+        coasting = self.region.coasting
+        self._ahead = _TRUST * coasting.ahead(self._late(steps)) if coasting else 0.0
 
     @override
     def prepare(self, number: int, *, whole: bool) -> None:
@@ -96,7 +96,11 @@ class Delayed(Agreement):
 
     @override
     def pauses(self, start: int, stop: int) -> int:
-        return min(start + self._delay, stop) if self._delay else stop
+        return start + self._late(stop - start)
+
+    def _late(self, steps: int) -> int:
+        """How many steps of a stretch are done when the mean is taken over."""
+        return min(self._delay, steps) or steps
 
     @override
     def pause(self, index: int) -> None:
