@@ -17,8 +17,9 @@ the paper, and is looked at when the epoch ends. The time of an epoch on P GPUs 
 
     T(P) = ⌈N / (P·b)⌉ · t_step(b) + syncs · (t_sync(P) + t_outer)
 
-with the constants in `MACHINES`; `--speed` measures an H200's t_step(b) and t_outer, alone on the GPU. S_p = T(1) / T(P) and
-S_L = S_p · epochs(1) / epochs(P), against the best setting of one GPU (`paper`: against its own).
+with the constants in `MACHINES`; in the background, of the sync of a part what a period does not hide. `--speed` measures an H200's
+t_step(b) and t_outer, alone on the GPU. S_p = T(1) / T(P) and S_L = S_p · epochs(1) / epochs(P), against the best setting of one
+GPU (`paper`: against its own).
 """
 
 import argparse
@@ -36,6 +37,7 @@ from typing import Any, Final
 
 import bench
 import trials as runs
+from period_trials import LEFT, PARTS
 from trials import Trial
 
 PAPER: Final = "paper"
@@ -269,6 +271,9 @@ def epoch_seconds(machine: Machine, trial: Trial, speed: dict[str, Any], number:
     if trial.outer != "muon":
         outer = 0.0
     sync = machine.sync_seconds(task.sync_bytes, trial.replicas) if trial.replicas > 1 else 0.0
+    if trial.strategy == "background":
+        part, period = machine.sync_seconds(task.sync_bytes / PARTS, trial.replicas), steps / syncs * step
+        return float(steps * step + (syncs - 1) * (max(0.0, part - period) + LEFT * min(part, period)) + sync)
     return float(steps * step + syncs * (sync + outer))
 
 

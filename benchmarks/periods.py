@@ -6,8 +6,9 @@
 
 Replicas are exact (trials.py), so the epochs to a target are those of as many devices. The time of an epoch follows from how many
 steps a sync takes, the `cost`, which is stated and not measured: 1 + cost · syncs / steps, in units of an epoch that never syncs.
-`auto` is told the cost (sync.cost) and nothing else. What a sync costs with other strategies: `streaming` sends one of four parts
-at a time, except at the end of an epoch; so does `background`, which has a period to hide it in, except there.
+`auto` is told the cost (sync.cost) and nothing else. It is that of weights and momentum; what a sync costs with other strategies:
+`streaming` sends one of four parts of both at a time, except at the end of an epoch; `background` one of four parts of the weights,
+and has a period to hide it in, except there; of what it could hide, 15 % are not.
 
 - A rate is tuned for each workload first, at period 4, and is then the same in all its trials.
 - The target is a validation loss, of the mean of the replicas: of the way from that after the first epoch with period 1 to the
@@ -19,7 +20,10 @@ at a time, except at the end of an epoch; so does `background`, which has a peri
 - Late: whether learning minds that the means of `background` come late. With a quarter of the period each weight is sent as often
   as with `weights`, at half the bytes, since that also sends momentum; with an eighth, both send as much. `parts`, `pull` and
   `delay` were found on other networks (slow_network.py's, and the frontier's), how far replicas look ahead on some of these too.
-- Hidden: the time of `auto` with `background`, which is told what a part costs, beside that with `weights`.
+- Hidden: the time of `auto` with `background`, which is told what a part costs, beside that with `weights`, and which of them
+  `sync=auto` chooses. It is judged on the workloads `long …`, on which nothing was chosen: epochs of 100 steps or more, for which
+  it makes this choice (where there are fewer it takes Muon). There also with a momentum of each replica's own, which is half of
+  what `weights` sends.
 - Frontier: speedup per epoch, R / (1 + cost · syncs / steps), against epochs to the target, over periods, rules and strategies,
   with a cosine schedule, since QSR follows the rate.
 """
@@ -31,156 +35,42 @@ import math
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import bench
 import trials as runs
+from period_trials import (
+    CHOICE_COSTS,
+    CHOICE_PERIODS,
+    COSTS,
+    FRONTIER_COST,
+    FRONTIER_PERIODS,
+    LATE_PERIODS,
+    LEFT,
+    PARTS,
+    PERIODS,
+    SHARE,
+    STRATEGIES,
+    WORKLOADS,
+    sweep,
+    tuned_rate,
+    tuning,
+)
 from trials import Epoch, Trial
 
-if TYPE_CHECKING:
-    from torch import nn
-
-PERIODS: Final = (1, 2, 4, 8, 16, 32, "epoch")
-COSTS: Final = (3.0, 30.0)  # of a sync, in steps
 SHARES: Final = (0.3, 0.15)  # of the way to the least loss, left
-TUNED_AT: Final = 4
 BAR: Final = 1.1
-FRONTIER_COST: Final = 10.0  # of all weights
-PARTS: Final = 4  # sync.parts
-STRATEGIES: Final[dict[str, dict[str, Any]]] = {
-    "weights": {},
-    "slowmo": {"sync.outer": "slowmo"},
-    "nesterov": {"sync.outer": "nesterov"},
-    "elastic": {"sync.strategy": "elastic"},
-    "streaming": {"sync.strategy": "streaming", "sync.cost": FRONTIER_COST / PARTS},
-    "background": {"sync.strategy": "background", "sync.cost": FRONTIER_COST / PARTS},
-}
-LATE_PERIODS: Final = (2, 4)  # of a part
-FRONTIER_PERIODS: Final = (1, 2, 4, 8, 16, "epoch", "adacomm", "qsr", "auto")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """What is learnt; `rates` are tried. `role`: `tuned` (the rule was found on it), `judged` or `frontier`."""
-
-    role: str
-    recipe: str
-    net: str
-    replicas: int
-    batch: int
-    epochs: int
-    rates: tuple[float, ...]
-    changes: dict[str, Any] = field(default_factory=dict)
-
-
-def _on_fashion(role: str, net: str, *rates: float, replicas: int, batch: int, epochs: int = 12, **changes: Any) -> Workload:
-    return Workload(
-        role=role, recipe="fashion", net=net, replicas=replicas, batch=batch, epochs=epochs, rates=rates, changes=changes
-    )
-
-
-WORKLOADS: Final = {
-    "mlp": _on_fashion("tuned", "periods:mlp", 0.02, 0.05, 0.1, replicas=16, batch=8),
-    "lenet": _on_fashion("tuned", "lenet-caffe", 0.01, 0.03, 0.1, replicas=8, batch=16),
-    "convnet": _on_fashion("tuned", "convnet", 0.003, 0.01, 0.03, replicas=8, batch=16, epochs=10),
-    "batch-norm": _on_fashion("judged", "periods:normed", 0.01, 0.03, 0.1, replicas=16, batch=8),
-    "lenet-5": _on_fashion("judged", "lenet", 0.01, 0.03, 0.1, replicas=32, batch=4),
-    "lars": _on_fashion("tuned", "periods:normed", 1.0, 3.0, 10.0, replicas=8, batch=16, **{"optim.method": "lars"}),
-    "plain": _on_fashion("judged", "lenet-caffe", 0.03, 0.1, 0.3, replicas=16, batch=8, **{"optim.momentum": 0.0}),
-    "pf": Workload(role="tuned", recipe="pf-small", net="cvae", replicas=8, batch=32, epochs=8, rates=(1e-4, 3e-4, 1e-3)),
-    "diffraction": Workload(
-        role="judged",
-        recipe="atomai-small",
-        net="periods:mlp",
-        replicas=4,
-        batch=8,
-        epochs=16,
-        rates=(0.003, 0.01, 0.03),
-        changes={"optim.schedule": "cosine", "optim.final": 0.1},  # or its loss goes up and down by more than periods differ by
-    ),
-    "frontier": _on_fashion(
-        "frontier", "lenet", 0.01, 0.03, 0.1, replicas=8, batch=16, **{"optim.schedule": "cosine", "optim.final": 0.1}
-    ),
-}
-
-
-def mlp(*, channels: int, size: tuple[int, int], classes: int) -> "nn.Module":
-    """Two hidden layers of 128."""
-    from torch import nn
-
-    inputs = channels * size[0] * size[1]
-    hidden = [nn.Linear(inputs, 128), nn.ReLU(inplace=True), nn.Linear(128, 128), nn.ReLU(inplace=True)]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(128, classes))
-
-
-def normed(*, channels: int, size: tuple[int, int], classes: int) -> "nn.Module":
-    """Two convolutions with batch norm and two dense layers."""
-    from torch import nn
-
-    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
-        layers = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)]
-        return [*layers, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-
-    dense = [nn.Linear(16 * (size[0] // 4) * (size[1] // 4), 64), nn.ReLU(inplace=True), nn.Linear(64, classes)]
-    return nn.Sequential(*convolution(channels, 8), *convolution(8, 16), nn.Flatten(), *dense)
-
-
-# What is run.
-
-
-def trial(workload: str, name: str, seed: int, **changes: Any) -> Trial:
-    """A trial of a workload."""
-    task = WORKLOADS[workload]
-    usual = {"threads": 1, "layout": "channels_last", "sync.period": TUNED_AT}
-    own = {"net": task.net, "replicas": task.replicas, "batch": task.batch, "epochs": task.epochs, **task.changes}
-    return Trial(workload=workload, name=name, seed=seed, recipe=task.recipe, measure="loss", changes={**usual, **own, **changes})
-
-
-def tuning(workload: str) -> list[Trial]:
-    """One trial for each rate."""
-    return [trial(workload, f"rate {rate:g}", 1, **{"optim.rate": rate}) for rate in WORKLOADS[workload].rates]
-
-
-def tuned_rate(workload: str, found: Iterable[Trial]) -> float:
-    """The rate with which the least validation loss was reached; that of the trials that are there."""
-    losses = {
-        one.changes["optim.rate"]: min(epoch.validation for epoch in one.epochs)
-        for one in found
-        if one.workload == workload and one.name.startswith("rate ") and one.epochs and not one.note
-    }
-    return float(min(losses, key=lambda rate: losses[rate]))
-
-
-def sweep(workload: str, rate: float, seeds: Sequence[int]) -> list[Trial]:
-    """All periods, and `auto`, or all points of the frontier, at one rate."""
-    fixed: dict[str, Any] = {"optim.rate": rate}
-    if WORKLOADS[workload].role == "frontier":
-        rules = {"sync.base": TUNED_AT, "sync.alpha": rate * math.sqrt(TUNED_AT), "sync.cost": FRONTIER_COST}
-        return [
-            trial(workload, f"{name} {period}", seed, **{**fixed, **rules, **strategy, "sync.period": period})
-            for seed, (name, strategy), period in itertools.product(seeds, STRATEGIES.items(), FRONTIER_PERIODS)
-        ]
-    asked = [(f"weights {period}", {"sync.period": period}) for period in PERIODS]
-    asked += [(f"background {period}", {"sync.strategy": "background", "sync.period": period}) for period in LATE_PERIODS]
-    own = {"sync.strategy": "background", "sync.period": "auto"}
-    asked += [(f"background auto at {cost:g}", {**own, "sync.cost": cost / PARTS}) for cost in COSTS]
-    asked += [(f"auto at {cost:g}", {"sync.period": "auto", "sync.cost": cost}) for cost in COSTS]
-    return [trial(workload, name, seed, **fixed, **changes) for seed, (name, changes) in itertools.product(seeds, asked)]
-
-
-# What follows from it.
 
 
 def sync_costs(one: Trial, epoch: Epoch, cost: float) -> float:
     """What the syncs of an epoch cost, in steps."""
-    strategy = one.changes.get("sync.strategy", "weights")
-    if strategy == "streaming":
-        return cost / PARTS * (epoch.syncs - 1) + cost
+    strategy = "own" if one.changes.get("sync.momentum") == "local" else one.changes.get("sync.strategy", "weights")
+    each = cost * SHARE.get(strategy, 1.0)
     if strategy == "background":
-        return max(0.0, cost / PARTS - epoch.steps / epoch.syncs) * (epoch.syncs - 1) + cost
-    return cost * epoch.syncs
+        period = epoch.steps / epoch.syncs
+        each = max(0.0, each - period) + LEFT * min(each, period)
+    return each * (epoch.syncs - 1) + (cost if strategy != "own" else each)
 
 
 def reached(one: Trial, target: float, cost: float) -> tuple[float, float]:
@@ -215,7 +105,8 @@ def complete(workload: str, found: Sequence[Trial]) -> bool:
     """Whether all periods, and `auto`, have been tried with the same seeds."""
     wanted = {**settings(workload, found, "weights "), **settings(workload, found, "auto ")}
     seeds = [[one.seed for one in some] for some in wanted.values()]
-    return len(seeds) == len(PERIODS) + len(COSTS) and all(each == seeds[0] for each in seeds)
+    number = len(CHOICE_PERIODS + CHOICE_COSTS) if WORKLOADS[workload].role == "choice" else len(PERIODS) + len(COSTS)
+    return len(seeds) == number and all(each == seeds[0] for each in seeds)
 
 
 def targets(fixed: dict[str, list[Trial]]) -> list[float]:
@@ -276,19 +167,31 @@ def late(workload: str, found: Sequence[Trial]) -> list[list[object]]:
 
 
 def hidden(workload: str, found: Sequence[Trial]) -> list[list[object]]:
-    """For each cost and target: the time of `auto` with `weights` and with `background`."""
+    """For each cost and target: the time of `auto` with `weights` and with `background`, and which is the choice of `sync=auto`."""
     rows, some = list[list[object]](), settings(workload, found)
     goals = targets(settings(workload, found, "weights "))
-    for cost, (share, goal) in itertools.product(COSTS, zip(SHARES, goals, strict=True)):
-        base, other = some[f"auto at {cost:g}"], some.get(f"background auto at {cost:g}", [])
+    costs = CHOICE_COSTS if WORKLOADS[workload].role == "choice" else COSTS
+    for cost, (share, goal) in itertools.product(costs, zip(SHARES, goals, strict=True)):
+        base, other, own = (some.get(f"{kind}auto at {cost:g}", []) for kind in ("", "background ", "own "))
         if [one.seed for one in base] != [one.seed for one in other]:
             continue
-        times = [[reached(one, goal, cost)[1] for one in each] for each in (base, other)]
-        means = [statistics.mean(each) for each in times]
-        ratios = [mine / its for its, mine in zip(*times, strict=True)]
+        times = [[reached(one, goal, cost)[1] for one in each] for each in (base, other, own)]
+        means = [statistics.mean(each) if each else math.nan for each in times]
+        ratios = [mine / its for its, mine in zip(*times[:2], strict=True)]
         ratio = f"{means[1] / means[0]:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        rows.append([workload, f"{cost:g}", f"{1 - share:.0%}", *(f"{mean:.2f}" for mean in means), ratio])
+        chosen = chooses(workload, base[0].epochs[0].steps, cost)
+        rows.append([workload, f"{cost:g}", f"{1 - share:.0%}", *(f"{mean:.2f}" for mean in means), ratio, chosen])
     return rows
+
+
+def chooses(workload: str, steps: int, cost: float) -> str:
+    """What `sync=auto` takes where it does not take Muon."""
+    from deepex.sync import SyncConfig
+
+    if WORKLOADS[workload].changes.get("optim.momentum") == 0.0:
+        return "weights"
+    found = SyncConfig(strategy="auto", period="auto").timed(steps=steps, cost=cost, part=cost * SHARE["background"])
+    return found[0].strategy if found is not None else "weights"
 
 
 def frontier(found: Sequence[Trial]) -> list[list[object]]:
@@ -338,7 +241,8 @@ def report(found: Sequence[Trial], where: Path) -> None:
     """Tables and plot of what there is."""
     columns = ["workload", "a sync, steps", "of the way", "best fixed", "its time", "auto's"]
     columns += ["ratio (of each seed)", "auto chose", "all over the best"]
-    done = [name for name, task in WORKLOADS.items() if task.role != "frontier" and complete(name, found)]
+    hides = [name for name, task in WORKLOADS.items() if task.role != "frontier" and complete(name, found)]
+    done = [name for name in hides if WORKLOADS[name].role != "choice"]
     for role in ("tuned", "judged"):
         rows = [row for name in done if WORKLOADS[name].role == role for row in judged(name, found)]
         if rows:
@@ -352,8 +256,9 @@ def report(found: Sequence[Trial], where: Path) -> None:
     columns += ["difference (of each seed)"]
     columns += [f"epochs to {' / '.join(f'{1 - share:.0%}' for share in SHARES)}, weights", "background"]
     bench.print_table("background against syncs that wait: the least validation loss, mean over seeds", columns, rows)
-    rows = [row for name in done for row in hidden(name, found)]
-    columns = ["workload", "a sync, steps", "of the way", "weights", "background", "ratio (of each seed)"]
+    rows = [row for name in hides for row in hidden(name, found)]
+    columns = ["workload", "a sync, steps", "of the way", "weights", "background", "weights, own momentum"]
+    columns += ["background over weights (of each seed)", "sync=auto"]
     bench.print_table("`auto` with syncs that wait and in the background: time to the target", columns, rows)
     if settings("frontier", found):
         points = frontier(found)

@@ -50,7 +50,7 @@ class Epoch(NamedTuple):
 class Trial:
     """One run: a recipe with changes, and what came of it. `workload` and `name` are for whoever reads.
 
-    `outer`: the outer step that was asked for, or that `auto` chose.
+    `strategy` and `outer`: those that were asked for, or that `auto` chose.
     """
 
     workload: str
@@ -59,6 +59,7 @@ class Trial:
     recipe: str
     measure: str  # loss, error or rmse
     changes: dict[str, Any]
+    strategy: str = ""
     outer: str = ""
     samples: int = 0
     epochs: list[Epoch] = field(default_factory=list)
@@ -82,7 +83,7 @@ class Trial:
 
     def asked(self) -> "Trial":
         """The same before it has run."""
-        return replace(self, outer="", samples=0, epochs=[], note="", commit="", when="")
+        return replace(self, strategy="", outer="", samples=0, epochs=[], note="", commit="", when="")
 
     def told(self) -> str:
         """What came of it, in a line."""
@@ -144,7 +145,7 @@ def _run_here(trial: Trial, out: Path, deadline: float) -> None:
     class Listener(Watcher):
         def began(self, state: dict[str, Any]) -> None:
             nonlocal done
-            done = replace(done, outer=state["sync"]["outer"])
+            done = replace(done, strategy=state["sync"]["strategy"], outer=state["sync"]["outer"])
 
         def epoch_ended(self, epoch: EpochRecord) -> None:
             scores = [epoch.score(part, trial.measure) for part in ("train", "validation")]

@@ -176,8 +176,10 @@ def test_what_a_sync_costs() -> None:
     epoch = Epoch(1.0, 1.0, 60, 6, 0.1, 1.0)
     assert periods.sync_costs(made("weights", []), epoch, 8.0) == 48
     assert periods.sync_costs(made("s", [], **{"sync.strategy": "streaming"}), epoch, 8.0) == 5 * 2 + 8
-    assert periods.sync_costs(made("b", [], **{"sync.strategy": "background"}), epoch, 8.0) == 8, "10 steps hide 2"
-    assert periods.sync_costs(made("b", [], **{"sync.strategy": "background"}), epoch, 52.0) == 5 * 3 + 52, "and 10 of 13"
+    background = made("b", [], **{"sync.strategy": "background"})
+    assert periods.sync_costs(background, epoch, 8.0) == 5 * 0.15 * 1 + 8, "10 steps hide 1"
+    assert periods.sync_costs(background, epoch, 104.0) == 5 * (3 + 0.15 * 10) + 104, "and 10 of 13"
+    assert periods.sync_costs(made("o", [], **{"sync.momentum": "local"}), epoch, 8.0) == 24
     assert SyncConfig().parts == periods.PARTS
 
 
@@ -233,8 +235,9 @@ def test_auto_in_the_background_is_compared_with_auto() -> None:
     found = [replace(one, changes={"sync.strategy": "background"}) if one.name.startswith("back") else one for one in found]
     rows = periods.hidden("lenet-5", found)
     assert [row[:3] for row in rows] == [["lenet-5", cost, share] for cost in ("3", "30") for share in ("70%", "85%")]
-    waits, hides = 1.7 * (1 + 30 * 5 / 60), 1.7 * (1 + 30 / 60)
-    assert rows[2][3:] == [f"{waits:.2f}", f"{hides:.2f}", f"{hides / waits:.2f} ({hides / waits:.2f}-{hides / waits:.2f})"]
+    waits, hides = 1.7 * (1 + 30 * 5 / 60), 1.7 * (1 + (30 + 4 * 0.15 * 30 / 8) / 60)
+    ratio = f"{hides / waits:.2f} ({hides / waits:.2f}-{hides / waits:.2f})"
+    assert rows[2][3:] == [f"{waits:.2f}", f"{hides:.2f}", "nan", ratio, "background"]
     assert len(periods.hidden("lenet-5", found[:-1])) == 2
 
 

@@ -1,5 +1,6 @@
 """Whole runs with each strategy: resumed from any sync they end with the bits of the uninterrupted run; what the record tells."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,14 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
 from deepex.engine.activation import forward_flops
+from deepex.engine.checkpoint import CheckpointConfig
 from deepex.engine.config import RunConfig
 from deepex.engine.optim import OptimConfig
 from deepex.errors import RunError
 from deepex.record import RunDirectory
 from deepex.record.table import from_table
 from deepex.sync import SyncConfig
-from tests.mpi import run_deepex
+from tests.mpi import run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
 
@@ -164,6 +166,36 @@ def test_auto_is_settled_from_what_the_run_has(make_data: MakeData, tmp_path: Pa
     wide = deepex.train(RunConfig(**{**keys, "net": "lenet-caffe", "replicas": 2}), SoloCommunicator(), out=tmp_path / "wide")
     assert "Muon would take as long as" in wide.state["sync"]["reason"]
     assert wide.epochs()[0].period.startswith("auto: ")
+
+
+@pytest.mark.parametrize(("momentum", "strategy"), [(0.9, "background"), (0.0, "auto")])
+def test_auto_hides_syncs_that_it_is_told_are_long(momentum: float, strategy: str, make_data: MakeData, tmp_path: Path) -> None:
+    """In an epoch of 100 steps or more, with momentum. A resumed run goes on so, and is the same as one that was never stopped."""
+    keys = {**config(make_data(800)).__dict__, "replicas": 2, "batch": 4, "epochs": 2, "checkpoint": CheckpointConfig()}
+    keys |= {"sync": SyncConfig(strategy="auto", cost=4.0), "optim": OptimConfig(rate=0.02, momentum=momentum)}
+    whole = deepex.train(RunConfig(**keys), SoloCommunicator(), out=tmp_path / "whole")
+    assert (whole.config["sync"]["strategy"], whole.config["sync"]["period"]) == (strategy, "auto")
+    assert whole.state["sync"]["strategy"] == strategy
+    assert whole.config["sync"]["cost"] == (pytest.approx(0.58, rel=0.1) if strategy == "background" else 4.0)
+    deepex.train(RunConfig(**{**keys, "epochs": 1}), SoloCommunicator(), out=tmp_path / "half")
+    settled = from_table(SyncConfig, whole.config["sync"], "sync.")
+    again = deepex.train(RunConfig(**{**keys, "sync": settled}), SoloCommunicator(), out=tmp_path / "half", resume=True)
+    assert again.state["sync"] == whole.state["sync"]
+    assert [epoch.train for epoch in again.epochs()] == [epoch.train for epoch in whole.epochs()]
+
+
+@pytest.mark.parametrize(("level", "strategy"), [("MULTIPLE", "background"), ("FUNNELED", "auto")])
+def test_auto_hides_syncs_that_it_finds_to_be_long(level: str, strategy: str, make_data: MakeData, tmp_path: Path) -> None:
+    """On two ranks whose sums take longer than steps; where another thread may call MPI."""
+    result = run_ranks(2, "-m", "tests.engine.slow", str(make_data(800)), str(tmp_path / "run"), level)
+    assert result.returncode == 0, result.stderr[-2000:]
+    chosen, reason, period = result.stdout.splitlines()
+    assert chosen == strategy, reason
+    assert period.startswith("auto: "), period
+    assert "because before the first epoch a sync took" in period
+    if strategy == "background":
+        cost, part = (float(word) for word in re.findall(r"takes ([\d.]+) steps, one of a part ([\d.]+)", reason)[0])
+        assert cost / 8 == pytest.approx(part, rel=0.5), "a part of weights and statistics; a sync also has the momentum"
 
 
 def test_operations_of_a_network() -> None:

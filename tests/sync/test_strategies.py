@@ -255,6 +255,34 @@ def test_auto_leaves_what_was_asked_for() -> None:
     assert settled(strategy="elastic") == (SyncConfig(strategy="elastic"), "asked for")
 
 
+@pytest.mark.parametrize(
+    ("steps", "cost", "hides"), [(1000, 0.5, 0), (1000, 1.0, 0), (1000, 3.0, 1), (1000, 30.0, 1), (47, 30.0, 1), (47, 60.0, 0)]
+)
+def test_auto_hides_syncs_where_that_is_clearly_faster(steps: int, cost: float, hides: bool) -> None:
+    """Not where they take less than some steps, nor where the one at the end of an epoch, which cannot be hidden, is most of it."""
+    found = SyncConfig(strategy="auto", period="auto").timed(steps=steps, cost=cost, part=cost / 8)
+    if not hides:
+        assert found is None
+        return
+    assert found is not None
+    assert found[0] == SyncConfig(strategy="background", period="auto")
+    assert f"a sync takes {cost:.2g} steps, one of a part {cost / 8:.2g}" in found[1]
+
+
+def test_auto_does_not_hide_syncs_of_parts_that_are_too_long_for_it() -> None:
+    assert SyncConfig(strategy="auto", period="auto").timed(steps=1000, cost=30.0, part=30.0) is None
+    told = SyncConfig(strategy="auto", cost=10.0).timed(steps=1000, cost=10.0, part=1.25)
+    assert told is not None
+    assert told[0].cost == 1.25, "of a part from then on"
+
+
+@pytest.mark.parametrize(
+    ("keys", "left"), [({}, True), ({"period": 4}, False), ({"outer": "muon"}, False), ({"strategy": "weights"}, False)]
+)
+def test_what_auto_leaves_to_times(keys: dict[str, Any], left: bool) -> None:
+    assert SyncConfig(**{"strategy": "auto", **keys}).undecided == left
+
+
 def test_operations_of_muon() -> None:
     assert muon_flops([(100,)]) == 0
     rounds = 2 * 8 * 27 * 8 + 2 * 8 * 8 * 8 + 2 * 8 * 8 * 27  # x xᵀ, its square, and that times x

@@ -45,6 +45,11 @@ class Communicator(ABC):
         """How many ranks there are."""
         return self.place.size
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether another thread may communicate meanwhile (`for_thread`), and that is known to go well."""
+        return True
+
     @abstractmethod
     def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         """Replace a contiguous tensor by the sum over all ranks of `weight` · tensor, in place: one collective, no copy of it."""

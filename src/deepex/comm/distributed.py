@@ -44,6 +44,11 @@ class DistributedCommunicator(Communicator):
         self._ranks = dist.get_process_group_ranks(self._group)
         self._locate(dist.get_rank(self._group), dist.get_world_size(self._group), "torch.distributed")
 
+    @property
+    @override
+    def overlaps(self) -> bool:
+        return self.kind == "gloo"  # NCCL on several GPUs is untested
+
     @override
     def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         check_tensor(tensor)

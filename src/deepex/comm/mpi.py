@@ -48,7 +48,10 @@ _ENDING: Final = Lock()  # held by whoever ends MPI, and by another thread than 
 
 
 def start_mpi(thread_level: str = "FUNNELED") -> Any:
-    """Import mpi4py and initialise MPI if nobody has; return `mpi4py.MPI`."""
+    """Import mpi4py and initialise MPI if nobody has; return `mpi4py.MPI`.
+
+    It may give less than the `thread_level` that is asked for: `overlaps` tells, and whoever needs it (`for_thread`) is refused.
+    """
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -59,16 +62,15 @@ def start_mpi(thread_level: str = "FUNNELED") -> Any:
             f"no MPI library could be loaded: {error}; install one with `pip install mpich`, "
             "or name the site's own in the variable MPI4PY_LIBMPI"
         ) from error
-    wanted = getattr(MPI, f"THREAD_{thread_level}")
     if not MPI.Is_initialized():
         if identify(MPI.Get_library_version())[0] == "MPICH":
             os.environ.setdefault(*_MPICH_ALLREDUCE)
-        MPI.Init_thread(wanted)
+        MPI.Init_thread(getattr(MPI, f"THREAD_{thread_level}"))
         atexit.register(_finalize, MPI)
-    if MPI.Query_thread() < wanted:
+    if MPI.Query_thread() < MPI.THREAD_FUNNELED:
         raise CommError(
-            f"MPI runs with thread level {MPI.Query_thread()}, but {thread_level} ({wanted}) is needed: initialise it with "
-            f"MPI.Init_thread(MPI.THREAD_{thread_level}) before the first communicator is built"
+            "MPI runs with thread level SINGLE, but torch has threads: initialise it with MPI.Init_thread(MPI.THREAD_FUNNELED) "
+            "before the first communicator is built"
         )
     return MPI
 
@@ -95,6 +97,11 @@ class MpiCommunicator(Communicator):
             cuda_aware = ask_cuda_aware(self._mpi.Get_library_version(), os.environ)[0]
         self.cuda_aware = bool(cuda_aware)
         self._locate(self._comm.rank, self._comm.size, "mpi")
+
+    @property
+    @override
+    def overlaps(self) -> bool:
+        return bool(self._mpi.Query_thread() >= self._mpi.THREAD_MULTIPLE)
 
     @override
     def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
@@ -142,12 +149,11 @@ class MpiCommunicator(Communicator):
 
     @override
     def for_thread(self) -> "MpiCommunicator":
-        level = self._mpi.Query_thread()
-        if level < self._mpi.THREAD_MULTIPLE:
+        if not self.overlaps:
             raise CommError(
-                f"MPI runs with thread level {level}, but a second thread that communicates needs THREAD_MULTIPLE "
-                f"({self._mpi.THREAD_MULTIPLE}): connect with thread_level='MULTIPLE', or, where MPI was initialised before, "
-                "initialise it with MPI.Init_thread(MPI.THREAD_MULTIPLE)"
+                f"MPI runs with thread level {self._mpi.Query_thread()}, but a second thread that communicates needs "
+                f"THREAD_MULTIPLE ({self._mpi.THREAD_MULTIPLE}): connect with thread_level='MULTIPLE', or, where MPI was "
+                "initialised before, initialise it with MPI.Init_thread(MPI.THREAD_MULTIPLE)"
             )
         return MpiCommunicator(self._comm, cuda_aware=self.cuda_aware, posted=True)
 

@@ -49,7 +49,7 @@ def connect(
 ) -> Communicator:
     """Build the communicator of all ranks that the launcher started.
 
-    `thread_level` is what MPI is started with where it carries the data: "MULTIPLE" for a job that communicates in the background.
+    `thread_level` is what MPI is started with where it carries the data: "MULTIPLE" where it may be in the background.
     """
     import torch
 

@@ -11,6 +11,8 @@ Compute phases contain no collective, so a slow rank shows as slow; nothing is r
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 from time import perf_counter
 from typing import Final
 
@@ -59,7 +61,7 @@ class Learner:
 
     def __init__(self, job: Job, comm: Communicator, clock: PhaseClock | None = None) -> None:
         config, manifest = job.config, job.dataset.manifest
-        self._job, self._comm = job, comm
+        self.job, self._comm = job, comm
         self._shards, self.network = job.shards, job.network.train()
         per_rank = job.replicas // comm.size
         self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
@@ -105,9 +107,7 @@ class Learner:
         )
         steps = config.epochs * self._shards.steps * per_rank
         self.runner, self.clock = make_runner(parts, self.step, steps=steps, begun=job.begun, clock=clock)
-        self.strategy = self._make_strategy(schedule.peak)
-        if isinstance(self.strategy.agreement, Overlapped):
-            self.arena.listeners.append(self.strategy.agreement.heard)
+        self._peak_rate = schedule.peak
         estimates, self.statistics_reason = chooses_estimates(
             config.statistics, self.network, replicas=job.replicas, steps=self._shards.steps
         )
@@ -122,41 +122,74 @@ class Learner:
         self.strategy.agreement.start()
 
     def try_times(self) -> None:
-        """Measure a sync and a step for a rule that wants to know, on momentum, which is zero before the first. Collective."""
-        rule, momentum = self.rule, self.arena.momentum
-        if not isinstance(rule, Auto) or not rule.wants_times or self._job.replicas == 1 or self._job.config.deterministic:
+        """Measure a step and a sync for `auto`, and decide what it leaves to them; before the first step. Collective."""
+        config, sync = self.job.config, self.job.config.sync
+        if not isinstance(self.rule, Auto) or self.job.replicas == 1 or (config.deterministic and not sync.cost):
             return
-        seconds = []
+        agreed = self._region().agreed.nbytes
+        step = 0.0 if sync.cost else self._step_seconds()
+
+        def steps_for(nbytes: int) -> float:
+            return sync.cost * nbytes / agreed if sync.cost else self._sum_seconds(nbytes) / step
+
+        if sync.undecided and self._could_hide():
+            part = self.arena.model.nbytes // sync.parts
+            found = sync.timed(steps=self._shards.steps, cost=steps_for(agreed), part=steps_for(part))
+            if found is not None:
+                self.job = replace(self.job, config=replace(config, sync=found[0]), sync_reason=found[1])
+                self.rule = found[0].rule()
+        if isinstance(self.rule, Auto) and self.rule.wants_times:
+            self.rule.measured(steps_for(self.sync_bytes))
+
+    def _could_hide(self) -> bool:
+        """Whether syncs in the background may be of use: not to ranks that add up where the weights lie, on the cores that train.
+
+        Nor without momentum: means that come late do not hold a replica that is about to leave its valley then.
+        """
+        told, comm = bool(self.job.config.sync.cost), self._comm
+        return self._region().coasting is not None and comm.overlaps and (told or not comm.shares(self.arena.memory))
+
+    def _step_seconds(self) -> float:
+        """How long the slowest rank takes for a step of all its replicas. Collective."""
+        step = self.runner.step_seconds or self.step.trial_seconds(self._shards.batch)
+        return float(max(self._comm.gather(step * len(self.replicas))))
+
+    def _sum_seconds(self, nbytes: int) -> float:
+        """How long the slowest rank takes for a sum; on momentum, which is zero before the first step. Collective."""
+        momentum, seconds = self.arena.momentum, list[float]()
+        some = momentum[: -(-nbytes // momentum.itemsize)]
         for _ in range(_TRIALS):
             self._comm.barrier()
             began = perf_counter()
-            self._comm.sum(momentum)
-            if momentum.device.type == "cuda":
-                torch.cuda.synchronize(momentum.device)
+            self._comm.sum(some)
+            if some.device.type == "cuda":
+                torch.cuda.synchronize(some.device)
             seconds.append(perf_counter() - began)
-        step = self.runner.step_seconds or self.step.trial_seconds(self._shards.batch)
-        size = self.sync_bytes / momentum.nbytes
-        steps, syncs = zip(*self._comm.gather([step * len(self.replicas), min(seconds) * size]), strict=True)
-        rule.measured(step_seconds=max(steps), sync_seconds=max(syncs))
+        return float(max(self._comm.gather(min(seconds)))) * nbytes / some.nbytes
 
-    def _make_strategy(self, peak_rate: float) -> Strategy:
-        arena, config = self.arena, self._job.config
-        crowd = Crowd(replicas=self._job.replicas, samples=self._shards.samples, total=self._shards.total_samples)
+    @cached_property
+    def strategy(self) -> Strategy:
+        """How replicas agree; settled when it is first asked for. Collective then."""
+        arena, config = self.arena, self.job.config
+        crowd = Crowd(replicas=self.job.replicas, samples=self._shards.samples, total=self._shards.total_samples)
         region = self._region()
         drift = None
-        if self._updates_locally and self._job.replicas > 1:
+        if self._updates_locally and self.job.replicas > 1:
             matrices = [slot for slot in arena.layout.weights if len(slot.shape) > 1] or arena.layout.weights
             spans = [(slot.name, slot.offset, slot.count) for slot in matrices]
             drift = Drift(region, spans, replicas_per_rank=len(self.replicas))
-        return make_strategy(
+        strategy = make_strategy(
             config.sync,
             region,
             comm=self._comm,
             crowd=crowd,
             deterministic=config.deterministic,
-            peak_rate=peak_rate,
+            peak_rate=self._peak_rate,
             drift=drift,
         )
+        if isinstance(strategy.agreement, Overlapped):
+            arena.listeners.append(strategy.agreement.heard)
+        return strategy
 
     def _make_statistics(self) -> Statistics:
         return Statistics(
@@ -167,7 +200,7 @@ class Learner:
             self._shards,
             comm=self._comm,
             mine=self.replicas,
-            deterministic=self._job.config.deterministic,
+            deterministic=self.job.config.deterministic,
         )
 
     def _region(self) -> Region:
@@ -180,7 +213,7 @@ class Learner:
             return Region(
                 agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=gradients, slots=slots
             )
-        policy = self._job.config.sync.momentum
+        policy = self.job.config.sync.momentum
         agreed = arena.model_and_momentum if policy == "average" else arena.model
         return Region(
             agreed=agreed,
@@ -190,7 +223,7 @@ class Learner:
             request=0,
             lost=1,
             matrices=tuple(Place(s.offset, s.shape[0], s.count // s.shape[0]) for s in arena.layout.decayed if len(s.shape) > 1),
-            coasting=coasting(self._job.config.optim, arena) if policy != "reset" else None,
+            coasting=coasting(self.job.config.optim, arena) if policy != "reset" else None,
         )
 
     @property
@@ -236,7 +269,7 @@ class Learner:
 
         Gives the step reached: earlier than `stop` only for a run of one replica that was asked to stop; nobody waits for it.
         """
-        alone, steps = self._job.replicas == 1, self._shards.steps
+        alone, steps = self.job.replicas == 1, self._shards.steps
         self._counters.open()
         turns = self.strategy.turns(
             start,
@@ -304,11 +337,11 @@ class Learner:
 
     def learn(self, record: EpochRecord) -> None:
         """Let the period rule know what an epoch has shown; the record is the same on every rank."""
-        if self._job.replicas == 1:
+        if self.job.replicas == 1:
             return
         times = zip(*(record.phases[phase] for phase in PHASES), strict=True)
         rows = [(sum(phases[:SYNC]), phases[SYNC]) for phases in times]
-        timed = 0.0 if self._job.config.deterministic else 1.0  # or the next period would follow from a clock
+        timed = 0.0 if self.job.config.deterministic else 1.0  # or the next period would follow from a clock
         self.rule.learn(
             Seen(
                 epoch=record.epoch,

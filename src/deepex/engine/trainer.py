@@ -58,8 +58,8 @@ class Trainer:
         learner = self.learner
         if checkpoint is None:
             self._comm.broadcast(learner.arena.state)
-            learner.start()
             learner.try_times()
+            learner.start()
             return Position()
         agreement = learner.strategy.agreement
         checkpoints.restore(checkpoint, learner.arena, learner.network)

@@ -128,7 +128,7 @@ def _arena_slices(config: RunConfig, per_rank: int, *, on_gpu: bool) -> int:
     """
     sync, agreed = config.sync, 2 if config.sync.momentum == "average" else 1
     slices = (4 if on_gpu else 3) + 2 * (sync.outer != "none")
-    if sync.strategy in ("elastic", "streaming", "background") or sync.wire != "fp32":
+    if sync.strategy in ("elastic", "streaming", "background") or sync.undecided or sync.wire != "fp32":
         return slices + (4 + per_rank) * agreed
     if per_rank == 1:
         return slices
@@ -203,9 +203,14 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
         "threads": threads,
         "placement": dataclasses.asdict(job.placement),
         "layout": {"kind": job.config.layout, "reason": layout_reason},
-        "sync": {"strategy": job.config.sync.strategy, "outer": job.config.sync.outer, "reason": job.sync_reason},
+        "sync": how_synced(job),
         "network": {"name": job.config.net, "parameters": parameters},
         "dataset": {"name": manifest.name, "digest": manifest.digest},
         "samples": {name: part.count for name, part in manifest.parts.items()},
         **({"data": kept} if manifest.order == "dealt" else {}),  # a packed dataset keeps its own manifest
     }
+
+
+def how_synced(job: Job) -> dict[str, str]:
+    """How replicas agree, and why."""
+    return {"strategy": job.config.sync.strategy, "outer": job.config.sync.outer, "reason": job.sync_reason}

@@ -24,7 +24,7 @@ from deepex.machine import describe
 from deepex.machine.cache import keep_compiled
 from deepex.machine.hardware import describe_cpu
 from deepex.machine.heap import give_back_heap, keep_heap
-from deepex.recipes.job import agree_on_placement, choices, decide_layout, make_job, pick_device
+from deepex.recipes.job import agree_on_placement, choices, decide_layout, how_synced, make_job, pick_device
 from deepex.record import EpochRecord, RunDirectory
 from deepex.record.files import write_text
 from deepex.record.run import hold, refuse_existing_run
@@ -47,7 +47,7 @@ def train(
     """
     watcher = watcher or Watcher()
     device = pick_device(config.device, 0).type
-    level = "MULTIPLE" if config.sync.overlaps else "FUNNELED"  # of threads that may call MPI
+    level = "MULTIPLE" if config.sync.overlaps or config.sync.undecided else "FUNNELED"  # of threads that may call MPI
     communicator = connect(config.comm, device=device, thread_level=level) if comm is None else as_communicator(comm)
     reason = "the caller's" if comm is not None else _why(config, communicator, device)
     path = Path(communicator.gather(str(out or _default_out(config)))[0])
@@ -95,8 +95,8 @@ def _train(
         began = perf_counter()
         trainer = Trainer(job, comm, run, watcher)
         position = together(comm, lambda: trainer.load(checkpoint))
-        if resume:  # not before: a run that cannot go on so is left as it was
-            together(comm, lambda: _continue(run, job, state, position, comm))
+        job = _settled(job, trainer.learner.job, state)
+        together(comm, lambda: _note_start(run, job, state, position, comm, resume=resume))
         together(comm, lambda: _note_setup(run, trainer, comm, perf_counter() - began))  # a rank that fails writes there too
         if comm.rank == 0:
             watcher.began(run.state)
@@ -225,12 +225,28 @@ def _create(path: Path, job: Job, state: dict[str, Any], machines: list[Any], co
         RunDirectory.create(path, _table(job), machines, state)
 
 
-def _continue(run: RunDirectory, job: Job, state: dict[str, Any], position: checkpoints.Position, comm: Communicator) -> None:
-    """Note in the run directory that the run goes on from `position`; rank 0 writes."""
-    if comm.rank == 0:
-        write_text(run.path / "config.toml", dump_toml(_table(job)))
+def _settled(job: Job, learnt: Job, state: dict[str, Any]) -> Job:
+    """The job as the trainer has it, which may have settled `sync = auto` by times."""
+    if learnt is not job:
+        state["sync"] = how_synced(learnt)
+    return learnt
+
+
+def _note_start(
+    run: RunDirectory, job: Job, state: dict[str, Any], position: checkpoints.Position, comm: Communicator, *, resume: bool
+) -> None:
+    """Note in the run directory how the run begins, or that it goes on from `position`; rank 0 writes.
+
+    Not before all is built: a run that cannot go on so is left as it was.
+    """
+    if comm.rank > 0:
+        return
+    write_text(run.path / "config.toml", dump_toml(_table(job)))
+    if resume:
         run.set_state(status="running", reason="", resumed=[*run.state.get("resumed", []), state["ranks"]], **state)
         run.forget_after(position.epoch)
+    else:
+        run.set_state(sync=state["sync"])
 
 
 def _table(job: Job) -> dict[str, Any]:

@@ -8,12 +8,13 @@ The period is the one with which learning is expected to take the least time, wh
     time(H) ∝ (1 + cost / H) · (1 + (drift(H) / tolerance)²)
 
 - The first is the time of an epoch: a sync takes as long as `cost` steps, and each step bears 1/H of it. Of a sync in the
-  background only what is longer than a period counts, max(0, cost − H); how long it takes does not show there, so what was tried
-  before the first epoch holds.
+  background only what is longer than a period counts, and some of the rest; how long it takes does not show there, so what was
+  tried before the first epoch holds.
 - The second is the number of epochs: replicas that are `tolerance` of the weights' norm apart when they meet need twice as many.
   The square is what the second order of a loss makes of a distance; that it holds, and the usual tolerance, were found by sweeps
   over fixed periods (benchmarks/periods.py), on workloads that are not those on which the rule was judged.
 - Drift grows with H^¾: with the root where noise leads, in proportion while momentum builds up.
+With the same expectation `sync=auto` chooses between syncs that wait and such as are hidden (`expected`).
 
 Without bounds from theory there is a guard: if drift, or the gap between validation and training loss, grows by much, or a replica
 was lost (its loss was no number, or absurd), the period is halved, whatever the times say, and may grow again from epoch to epoch.
@@ -29,6 +30,8 @@ from deepex.sync.period import PerEpoch, PeriodRule, Rate, Seen
 
 _EXPONENT: Final = 0.75  # of drift over the period
 _FIRST_DRIFT: Final = 0.0125  # in one step, of the weights' norm, until it has been measured
+_MORE_DRIFT: Final = 0.025  # which some networks have
+_LEFT: Final = 0.15  # of a sync that a period could hide: it was 0.13 to 0.2 (benchmarks/slow_network.py)
 _GROWTH: Final = 4  # of the period, from one epoch to the next at most
 _DRIFT_ALARM: Final = 1.5  # times the last epoch's
 _MUCH: Final = 0.25  # of the tolerance: drift below it may grow as it likes
@@ -91,9 +94,9 @@ class Auto(PeriodRule):
         """Whether a trial before the first epoch would help."""
         return not self._cost
 
-    def measured(self, *, step_seconds: float, sync_seconds: float) -> None:
-        """Hear of times measured before the first epoch."""
-        self._begin(self._ratio(step_seconds, sync_seconds), "before the first epoch a sync took")
+    def measured(self, cost: float) -> None:
+        """Hear how many steps a sync took before the first epoch."""
+        self._begin(min(cost, float(self._longest) ** 2), "before the first epoch a sync took")
 
     @property
     @override
@@ -124,6 +127,14 @@ class Auto(PeriodRule):
         drifted = f"drift in {period:.3g} steps is {seen.drift:.2g} of the weights"
         self._reason = f"auto: {self._period}, because {times} and {drifted}{held}{alarm}"
 
+    def expected(self, cost: float, steps: int, *, last: float = 0.0) -> float:
+        """How long learning would take with the best period, in epochs of `steps`, where replicas drift apart faster than usual.
+
+        In times that it takes if syncs cost nothing. `last` is what the sync at the end of an epoch takes beside the others.
+        """
+        drift = _MORE_DRIFT * self._age**_EXPONENT
+        return min(self._time(period, cost, drift, last / steps) for period in range(1, min(self._longest, steps) + 1))
+
     def _begin(self, cost: float, words: str) -> None:
         self._first_cost = cost
         self._period = self._best(cost, _FIRST_DRIFT * self._age**_EXPONENT)
@@ -131,12 +142,11 @@ class Auto(PeriodRule):
 
     def _best(self, cost: float, drift: float) -> int:
         """The period of the least time, with what replicas drift in one step."""
+        return min(range(1, self._longest + 1), key=lambda period: self._time(period, cost, drift))
 
-        def time(period: float) -> float:
-            waits = max(0.0, cost - period) if self._hides else cost
-            return (1 + waits / period) * (1 + (drift * math.pow(period, _EXPONENT) / self._tolerance) ** 2)
-
-        return min(range(1, self._longest + 1), key=time)
+    def _time(self, period: int, cost: float, drift: float, last: float = 0.0) -> float:
+        waits = max(0.0, cost - period) + _LEFT * min(cost, period) if self._hides else cost
+        return (1 + waits / period + last) * (1 + (drift * math.pow(period, _EXPONENT) / self._tolerance) ** 2)
 
     def _ratio(self, step_seconds: float, sync_seconds: float) -> float:
         """How many steps a sync takes; beyond `longest`² more makes no difference, and no steps have no time."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from deepex.errors import ConfigError
+from deepex.sync.auto import Auto
 from deepex.sync.period import PeriodRule, parse_period
 
 _OUTER: Final = {  # the usual rate and momentum
@@ -21,6 +22,7 @@ _LATE: Final = 3  # periods: by so much is a mean older, as drift goes, that com
 _MUON_DISTANCE: Final = 0.2  # its rate times the root of the steps in an epoch: the best for three networks was 0.14 to 0.3 …
 _MUON_RATE: Final = 0.04  # … and at most this: in epochs of 5 and 16 steps longer ones learnt less
 _LONGEST_OUTER: Final = 6.0  # steps; a guess: in epochs of 8 steps Muon took 6 epochs to where means of SGD were not after 10
+_CLEARLY: Final = 0.9  # of the time of learning with syncs that wait: less, and they are hidden
 _EQUAL: Final = ("weights", "hierarchical", "auto")  # after whose syncs all replicas are equal
 
 
@@ -33,14 +35,15 @@ class SyncConfig:
     still at work), `hierarchical` (within groups of `group` replicas every period, of a node if 0; between them every `between`
     periods), `streaming` (every period one of `parts` parts of the weights, in turn), `background` (the same while training goes
     on: a mean comes `delay` steps later, a period if 0, and replicas are drawn to it by `pull`), `elastic` (replicas are drawn
-    to a centre with `elasticity`) or `auto`: the best that is known. That is `weights` with the period `auto`; where an epoch has
-    fewer than 100 steps, as with many replicas, `outer=muon` at every step, unless that takes much longer than the step.
+    to a centre with `elasticity`) or `auto`: the best that is known. That is `weights` with the period `auto`, or `background`
+    with it where syncs take so long that this is expected to be faster; where an epoch has fewer than 100 steps, as with many
+    replicas, `outer=muon` at every step, unless that takes much longer than the step.
     `period`: steps between two syncs, `epoch`, `4 per epoch`, `1 until 5 then 16` (of epochs: post-local SGD), or a rule:
     `adacomm`, `qsr`, `auto`. The end of an epoch always syncs: validation, checkpoints and the rules that end a run need weights
     that all replicas share. Left out, it is `epoch`, and 1 for gradients. `base` is the period with which adacomm begins, and the
     shortest of qsr; `alpha` is qsr's. For auto, `tolerance` is the drift, as a share of the weights' norm, with which learning
     takes twice as many epochs, `longest` the longest period, and `cost` how many steps a sync takes (0: it is measured, but not in
-    a deterministic run, which must not follow a clock).
+    a deterministic run, which must not follow a clock; in the background, one of a part).
     `momentum`, at a sync of weights: `average` it like the weights (twice the bytes, and afterwards the replicas are equal in every
     respect), `reset` it to zero, or keep it `local` to each replica.
     `outer`: an optimiser over syncs, `slowmo`, `nesterov` (DiLoCo's), `adam`, `trust` (each tensor moves by `outer_rate` of its
@@ -139,6 +142,26 @@ class SyncConfig:
         rate = self.outer_rate or min(round(_MUON_DISTANCE / math.sqrt(steps), 3), _MUON_RATE)
         chosen = replace(self, period=1, outer="muon", outer_rate=rate, momentum="reset")
         return chosen, f"{few}: Muon at each, which takes as long as {load:.2g} steps"
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it depends on how long syncs take if they are to be hidden."""
+        return self.strategy == "auto" and self.period in (None, "auto") and self.outer == "none"
+
+    def timed(self, *, steps: int, cost: float, part: float) -> tuple["SyncConfig", str] | None:
+        """What `auto` stands for with so many steps in an epoch, if it is no longer the mean of the weights; and why.
+
+        `cost` is how many steps a sync of all replicas takes, `part` how many one of a part in the background.
+        """
+        hidden = replace(self, strategy="background", period="auto", cost=part if self.cost else 0.0)
+        waits, hides = self.rule(), hidden.rule()
+        assert isinstance(waits, Auto)
+        assert isinstance(hides, Auto)
+        share = hides.expected(part, steps, last=cost) / waits.expected(cost, steps)
+        if share > _CLEARLY:
+            return None
+        times = f"a sync takes {cost:.2g} steps, one of a part {part:.2g}"
+        return hidden, f"auto: {times}: in the background, which is expected to take {share:.0%} of the time of syncs that wait"
 
     @property
     def overlaps(self) -> bool:

@@ -1,0 +1,56 @@
+"""`sync=auto` on ranks whose network is slow: a program for each, which prints how replicas agreed.
+
+python -m tests.engine.slow DATA OUT THREAD_LEVEL
+"""
+
+import sys
+from pathlib import Path
+from time import sleep
+
+import torch
+from typing_extensions import override
+
+import deepex
+from deepex.comm import Communicator, connect
+from tests.comm.background_contract import Wrapping
+
+SECONDS_PER_NUMBER = 15e-6
+
+
+class Slow(Wrapping):
+    """A real communicator whose sums take longer, the longer the more is summed. Its memory is not shared."""
+
+    @property
+    @override
+    def overlaps(self) -> bool:
+        return self._inner.overlaps
+
+    @override
+    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
+        super().sum(tensor, weight)
+        sleep(SECONDS_PER_NUMBER * tensor.numel())
+
+    @override
+    def for_thread(self) -> Communicator:
+        return Slow(self._inner.for_thread())
+
+
+def main(data: str, out: str, thread_level: str) -> None:
+    comm = connect("mpi", thread_level=thread_level)
+    changes = {
+        "data": data,
+        "net": "tests.networks:normed",
+        "batch": 4,
+        "epochs": 2,
+        "threads": 1,
+        "sync": "auto",
+        "layout": "contiguous",
+    }
+    run = deepex.train(deepex.recipe("fashion", changes), Slow(comm), out=Path(out))
+    if comm.rank == 0:
+        print(run.config["sync"]["strategy"], run.state["sync"]["reason"], run.epochs()[0].period, sep="\n")
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
