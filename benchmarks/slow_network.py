@@ -11,7 +11,7 @@ the collective of one period runs while the next one computes). First a run on t
 epoch, tells the seconds Y of a step; then an all-reduce of the run's own bytes on the slow link tells the seconds S of a sync; the
 period is H = 2.5 S / Y steps, rounded up to a multiple of four, so that there is enough computing to hide a sync behind. A strategy
 that sends one of four parts at each sync has a quarter of this period, so that both send the same bytes. Runs of both strategies
-then take turns, seed by seed.
+then take turns, seed by seed. With `--strategy auto` both find their periods themselves.
 
 - Hidden: 1 - blocked(other) / blocked(weights), where blocked is the phase `sync` of an epoch, mean over ranks.
 - Saved: the wall seconds per epoch by which the other is faster, divided by blocked(weights). It is less than what is hidden if the
@@ -82,6 +82,7 @@ class Run:
     """What one run tells: per timed epoch, and of the last one."""
 
     strategy: str
+    chosen: str
     seed: int
     samples: int
     syncs: int
@@ -124,6 +125,7 @@ def train(hosts: SlowNetwork, out: Path, seed: int, epochs: int, data: str, *, s
     assert last.validation.error is not None
     return Run(
         strategy=strategy,
+        chosen=directory.state["sync"]["reason"],
         seed=seed,
         samples=last.samples,
         syncs=last.syncs,
@@ -162,7 +164,7 @@ def make_plan(hosts: int, rate: str, folder: Path, epochs: int, data: str) -> tu
 
 
 def in_turns(
-    hosts: int, rate: str, period: int, folder: Path, *, strategy: str, seeds: Sequence[int], epochs: int, data: str
+    hosts: int, rate: str, period: int | str, folder: Path, *, strategy: str, seeds: Sequence[int], epochs: int, data: str
 ) -> Iterator[list[Run]]:
     """For each seed the run of `weights` and that of the other strategy; who goes first changes."""
     with SlowNetwork(hosts, rate) as slow:
@@ -175,7 +177,7 @@ def in_turns(
 
 
 def in_the_same_time(
-    pairs: Sequence[list[Run]], hosts: int, rate: str, period: int, folder: Path, *, epochs: int, data: str
+    pairs: Sequence[list[Run]], hosts: int, rate: str, period: int | str, folder: Path, *, epochs: int, data: str
 ) -> list[list[Run]]:
     """The pairs, with runs of the other strategy that are as long in time; the same ones if that is as many epochs."""
     longer = epochs_in_time(pairs, epochs)
@@ -232,14 +234,15 @@ def measure(hosts: int, options: argparse.Namespace) -> tuple[dict[str, Any], li
     """All that is measured on one number of hosts; the pairs of runs with the same epochs, and in the same time."""
     with tempfile.TemporaryDirectory(prefix="deepex-") as folder:
         plan, free = make_plan(hosts, options.rate, Path(folder), epochs=2, data=options.data)
+        period = plan.period if options.strategy != "auto" else "auto"
         print(
             f"{hosts} hosts: a step takes {1000 * plan.step_seconds:.1f} ms; an all-reduce of {plan.sync_bytes / 1e6:.2f} MB "
-            f"{1000 * plan.sync_seconds:.0f} ms, {plan.sync_seconds / plan.ideal_seconds:.2f} of the ideal; period {plan.period}",
+            f"{1000 * plan.sync_seconds:.0f} ms, {plan.sync_seconds / plan.ideal_seconds:.2f} of the ideal; period {period}",
             flush=True,
         )
         wanted = {"strategy": options.strategy, "seeds": options.seeds, "epochs": options.epochs, "data": options.data}
-        pairs = list(in_turns(hosts, options.rate, plan.period, Path(folder), **wanted))
-        timed = in_the_same_time(pairs, hosts, options.rate, plan.period, Path(folder), epochs=options.epochs, data=options.data)
+        pairs = list(in_turns(hosts, options.rate, period, Path(folder), **wanted))
+        timed = in_the_same_time(pairs, hosts, options.rate, period, Path(folder), epochs=options.epochs, data=options.data)
     changed = statistics.median(value for base, _ in pairs for value in base.step_seconds) / plan.step_seconds
     if not 0.75 < changed < 1.25:
         print(f"{hosts} hosts: a step of {BASE} took {changed:.2f} of its time at first: something else runs on this machine")
@@ -247,7 +250,7 @@ def measure(hosts: int, options: argparse.Namespace) -> tuple[dict[str, Any], li
         "hosts": hosts,
         "ranks_per_core": hosts / len(os.sched_getaffinity(0)),
         **vars(plan),
-        "period": plan.period,
+        "period": period,
         "steps_over_first": changed,
         "samples": free.samples,
         "free": vars(free),
@@ -352,7 +355,7 @@ def main() -> None:
         "all": differences(list(itertools.chain(*pairs))),
         "all_same_time": differences(list(itertools.chain(*timed))),
     }
-    bench.write_record("slow_network", result, keep=options.keep)
+    bench.write_record("slow_network" if options.strategy != "auto" else "slow_network_auto", result, keep=options.keep)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from slow_network import Plan, Run
 
 def make_run(strategy: str, seed: int, blocked: list[float], seconds: list[float], error: float = 0.2) -> Run:
     return Run(
+        chosen="asked for",
         strategy=strategy,
         seed=seed,
         samples=6000,

@@ -36,7 +36,21 @@ def check_background(comm: object) -> None:
         found.copy_(tensor)
         assert torch.equal(found, expected), (count, found[:5], expected[:5])
         assert pending.seconds > 0
+    check_long_work(background)
     background.close()
+
+
+def check_long_work(background: Background) -> None:
+    """The caller's stream waits for what the thread's is still at when the thread itself has done its part."""
+    tensor = torch.zeros(1000, device="cuda")
+
+    def work(_: object) -> None:
+        torch.cuda._sleep(500_000_000)
+        tensor.fill_(1.0)
+
+    pending = background.run(work)
+    pending.wait()
+    assert tensor.clone().eq(1).all()
 
 
 if __name__ == "__main__":
