@@ -11,7 +11,7 @@ the collective of one period runs while the next one computes). First a run on t
 epoch, tells the seconds Y of a step; then an all-reduce of the run's own bytes on the slow link tells the seconds S of a sync; the
 period is H = 2.5 S / Y steps, rounded up to a multiple of four, so that there is enough computing to hide a sync behind. A strategy
 that sends one of four parts at each sync has a quarter of this period, so that both send the same bytes. Runs of both strategies
-then take turns, seed by seed. With `--strategy auto` both find their periods themselves.
+then take turns, seed by seed. With `--strategy auto` both find their periods themselves, and average momentum, as usual.
 
 - Hidden: 1 - blocked(other) / blocked(weights), where blocked is the phase `sync` of an epoch, mean over ranks.
 - Saved: the wall seconds per epoch by which the other is faster, divided by blocked(weights). It is less than what is hidden if the
@@ -113,7 +113,15 @@ class Plan:
 def train(hosts: SlowNetwork, out: Path, seed: int, epochs: int, data: str, *, strategy: str, period: int | str) -> Run:
     """Train on the hosts, one rank each, and read the run directory; in `period` steps each weight is sent once."""
     sync = {"strategy": strategy, "period": period // PARTS.get(strategy, 1) if isinstance(period, int) else period}
-    changes = {**SETTINGS, "data": data, "seed": seed, "epochs": epochs, **{f"sync.{key}": value for key, value in sync.items()}}
+    momentum = {"sync.momentum": "average"} if period == "auto" else {}  # as a user would
+    changes = {
+        **SETTINGS,
+        **momentum,
+        "data": data,
+        "seed": seed,
+        "epochs": epochs,
+        **{f"sync.{key}": value for key, value in sync.items()},
+    }
     words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     done = hosts.run([sys.executable, "-m", "deepex", "train", "fashion", "--quiet", "--out", str(out), *words], _environ())
     if done.code:

@@ -237,7 +237,9 @@ def test_auto_in_the_background_is_compared_with_auto() -> None:
     assert [row[:3] for row in rows] == [["lenet-5", cost, share] for cost in ("3", "30") for share in ("70%", "85%")]
     waits, hides = 1.7 * (1 + 30 * 5 / 60), 1.7 * (1 + (30 + 4 * 0.15 * 30 / 8) / 60)
     ratio = f"{hides / waits:.2f} ({hides / waits:.2f}-{hides / waits:.2f})"
-    assert rows[2][3:] == [f"{waits:.2f}", f"{hides:.2f}", "nan", ratio, "background"]
+    assert rows[2][3:] == [f"{waits:.2f}", f"{hides:.2f}", "nan", ratio, "weights"], "epochs are short"
+    assert periods.chooses("lenet-5", 1000, 10.0) == "background"
+    assert periods.chooses("plain", 1000, 10.0) == "weights", "it has no momentum"
     assert len(periods.hidden("lenet-5", found[:-1])) == 2
 
 

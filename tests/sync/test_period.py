@@ -236,6 +236,21 @@ def test_auto_takes_a_period_that_hides_a_sync_in_the_background() -> None:
     assert learnt(wild, 0.1, cost=0.01) == least_time(4.0, 0.1, hides=True) < 4
 
 
+def test_auto_hears_of_a_sync_in_the_background_that_is_longer_than_it_was_when_tried() -> None:
+    """From what is waited for it, if that is much, and not of the sync at the end of an epoch."""
+    rule = SyncConfig(strategy="background", period="auto").rule()
+    rule.measured(0.5)
+    assert period(rule) == 1
+    rule.learn(seen(drift=0.02, step_seconds=1.0, sync_seconds=0.4, steps=1000, syncs=1000))
+    assert rule.state["first_cost"] == 0.5
+    rule.learn(seen(drift=0.02, step_seconds=1.0, sync_seconds=3.0, steps=10, syncs=10))
+    assert rule.state["first_cost"] == 0.5, "few syncs"
+    rule.learn(seen(drift=0.02, step_seconds=1.0, sync_seconds=3.0, steps=1000, syncs=1000))
+    assert rule.state["first_cost"] == 4.0
+    assert "a sync takes 4 steps" in rule.reason
+    assert period(rule) == least_time(4.0, 0.02, hides=True)
+
+
 def test_auto_plans_when_all_groups_meet_and_cuts_that_for_those_of_a_group() -> None:
     rule = SyncConfig(strategy="hierarchical", period="auto", between=2, cost=10.0).rule()
     cut, whole = (len(plan(rule, 0, 130)) for rule in (rule, auto(cost=10.0)))

@@ -128,13 +128,15 @@ class Learner:
             return
         agreed = self._region().agreed.nbytes
         step = 0.0 if sync.cost else self._step_seconds()
+        cost = sync.cost or self._sum_seconds(agreed) / step
 
         def steps_for(nbytes: int) -> float:
-            return sync.cost * nbytes / agreed if sync.cost else self._sum_seconds(nbytes) / step
+            """At least what is due to it of the whole: a few may slip through a network that many would have to wait for."""
+            due = cost * nbytes / agreed
+            return due if sync.cost else max(due, self._sum_seconds(nbytes) / step)
 
         if sync.undecided and self._could_hide():
-            part = self.arena.model.nbytes // sync.parts
-            found = sync.timed(steps=self._shards.steps, cost=steps_for(agreed), part=steps_for(part))
+            found = sync.timed(steps=self._shards.steps, cost=cost, part=steps_for(self.arena.model.nbytes // sync.parts))
             if found is not None:
                 self.job = replace(self.job, config=replace(config, sync=found[0]), sync_reason=found[1])
                 self.rule = found[0].rule()
@@ -165,7 +167,7 @@ class Learner:
             if some.device.type == "cuda":
                 torch.cuda.synchronize(some.device)
             seconds.append(perf_counter() - began)
-        return float(max(self._comm.gather(min(seconds)))) * nbytes / some.nbytes
+        return float(max(self._comm.gather(sorted(seconds)[_TRIALS // 2]))) * nbytes / some.nbytes
 
     @cached_property
     def strategy(self) -> Strategy:

@@ -9,7 +9,7 @@ The period is the one with which learning is expected to take the least time, wh
 
 - The first is the time of an epoch: a sync takes as long as `cost` steps, and each step bears 1/H of it. Of a sync in the
   background only what is longer than a period counts, and some of the rest; how long it takes does not show there, so what was
-  tried before the first epoch holds.
+  tried before the first epoch holds, unless replicas have to wait for it.
 - The second is the number of epochs: replicas that are `tolerance` of the weights' norm apart when they meet need twice as many.
   The square is what the second order of a loss makes of a distance; that it holds, and the usual tolerance, were found by sweeps
   over fixed periods (benchmarks/periods.py), on workloads that are not those on which the rule was judged.
@@ -36,6 +36,8 @@ _GROWTH: Final = 4  # of the period, from one epoch to the next at most
 _DRIFT_ALARM: Final = 1.5  # times the last epoch's
 _MUCH: Final = 0.25  # of the tolerance: drift below it may grow as it likes
 _GAP_ALARM: Final = 0.25  # of the training loss
+_MUCH_WAITED: Final = 0.5  # of a period, or of a sync
+_MANY: Final = 16  # syncs, beside which the one at the end of an epoch, which is of all parts, does not count for much
 _NO_TIME: Final = 1e-9  # seconds
 
 
@@ -116,7 +118,8 @@ class Auto(PeriodRule):
     def learn(self, seen: Seen) -> None:
         period = (seen.steps - self._planned_from) / (seen.syncs - 1) if self._planned_from else seen.period
         self._looked, self._planned_from = True, 0
-        cost = self._cost or (self._first_cost if self._hides else self._ratio(seen.step_seconds, seen.sync_seconds))
+        took = self._ratio(seen.step_seconds, seen.sync_seconds)
+        cost = self._cost or (self._hidden(took, period, seen.syncs) if self._hides else took)
         drift = seen.drift / period**_EXPONENT
         alarm, had = self._alarm(seen, drift), min(self._period, seen.steps)
         self._bound = max(1, min(self._bound, had) // 2) if alarm else min(self._bound * _GROWTH, self._longest)
@@ -147,6 +150,12 @@ class Auto(PeriodRule):
     def _time(self, period: int, cost: float, drift: float, last: float = 0.0) -> float:
         waits = max(0.0, cost - period) + _LEFT * min(cost, period) if self._hides else cost
         return (1 + waits / period + last) * (1 + (drift * math.pow(period, _EXPONENT) / self._tolerance) ** 2)
+
+    def _hidden(self, waited: float, period: float, syncs: int) -> float:
+        """How many steps a sync in the background takes: as it was, or a period and the steps that were waited for it."""
+        if waited > _MUCH_WAITED * max(period, self._first_cost) and syncs >= _MANY:
+            self._first_cost = min(period + waited, float(self._longest) ** 2)
+        return self._first_cost
 
     def _ratio(self, step_seconds: float, sync_seconds: float) -> float:
         """How many steps a sync takes; beyond `longest`² more makes no difference, and no steps have no time."""

@@ -158,7 +158,7 @@ class SyncConfig:
         assert isinstance(waits, Auto)
         assert isinstance(hides, Auto)
         share = hides.expected(part, steps, last=cost) / waits.expected(cost, steps)
-        if share > _CLEARLY:
+        if share > _CLEARLY or steps < FEW_STEPS:
             return None
         times = f"a sync takes {cost:.2g} steps, one of a part {part:.2g}"
         return hidden, f"auto: {times}: in the background, which is expected to take {share:.0%} of the time of syncs that wait"
