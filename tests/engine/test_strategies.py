@@ -18,7 +18,7 @@ from deepex.engine.activation import forward_flops
 from deepex.engine.checkpoint import CheckpointConfig
 from deepex.engine.config import RunConfig
 from deepex.engine.optim import OptimConfig
-from deepex.errors import RunError
+from deepex.errors import DivergedError, RunError
 from deepex.record import RunDirectory
 from deepex.record.table import from_table
 from deepex.sync import SyncConfig
@@ -196,6 +196,14 @@ def test_auto_hides_syncs_that_it_finds_to_be_long(level: str, strategy: str, ma
     if strategy == "background":
         cost, part = (float(word) for word in re.findall(r"takes ([\d.]+) steps, one of a part ([\d.]+)", reason)[0])
         assert cost / 8 == pytest.approx(part, rel=0.5), "a part of weights and statistics; a sync also has the momentum"
+
+
+@pytest.mark.parametrize(("strategy", "said"), [("background", True), ("weights", False)])
+def test_a_run_that_diverges_names_a_strategy_that_may_not(strategy: str, said: bool, make_data: MakeData, tmp_path: Path) -> None:
+    keys = {**config(make_data(192), strategy=strategy).__dict__, "deterministic": False, "optim": OptimConfig(rate=1e30)}
+    with pytest.raises(DivergedError, match=r"lower optim\.rate") as raised:
+        deepex.train(RunConfig(**keys), SoloCommunicator(), out=tmp_path / "run")
+    assert ("set sync.strategy=weights" in str(raised.value)) == said
 
 
 def test_operations_of_a_network() -> None:

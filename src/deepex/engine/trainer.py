@@ -222,11 +222,10 @@ class Trainer:
         where = f"on rank {', '.join(map(str, bad[:8]))}" if bad else "in the weights, on every rank"
         last = checkpoints.newest(self._run.checkpoints)
         good = f"the last good checkpoint is {last.path}" if last else "there is no checkpoint yet"
-        raise AgreedError(
-            DivergedError(
-                f"the loss of epoch {epoch + 1} is not a number {where}; {good}: lower optim.rate, or warm up (optim.warmup_epochs)"
-            )
-        )
+        remedy = "lower optim.rate, or warm up (optim.warmup_epochs)"
+        if self._job.replicas > 1 and self.learner.job.config.sync.strategy in ("background", "streaming", "elastic"):
+            remedy += ", or set sync.strategy=weights, which leaves out a replica that goes astray"
+        raise AgreedError(DivergedError(f"the loss of epoch {epoch + 1} is not a number {where}; {good}: {remedy}"))
 
     def _save(self, position: Position) -> None:
         learner = self.learner
