@@ -57,6 +57,14 @@ def _on_fashion(role: str, net: str, *rates: float, replicas: int, batch: int, e
     )
 
 
+def _on_diffraction(role: str, net: str, *, replicas: int, epochs: int) -> Workload:
+    decay = {"optim.schedule": "cosine", "optim.final": 0.1}  # or its loss goes up and down by more than periods differ by
+    rates = (0.003, 0.01, 0.03)
+    return Workload(
+        role=role, recipe="atomai-small", net=net, replicas=replicas, batch=8, epochs=epochs, rates=rates, changes=decay
+    )
+
+
 WORKLOADS: Final = {
     "mlp": _on_fashion("tuned", "period_trials:mlp", 0.02, 0.05, 0.1, replicas=16, batch=8),
     "lenet": _on_fashion("tuned", "lenet-caffe", 0.01, 0.03, 0.1, replicas=8, batch=16),
@@ -66,30 +74,12 @@ WORKLOADS: Final = {
     "lars": _on_fashion("tuned", "period_trials:normed", 1.0, 3.0, 10.0, replicas=8, batch=16, **{"optim.method": "lars"}),
     "plain": _on_fashion("judged", "lenet-caffe", 0.03, 0.1, 0.3, replicas=16, batch=8, **{"optim.momentum": 0.0}),
     "pf": Workload(role="tuned", recipe="pf-small", net="cvae", replicas=8, batch=32, epochs=8, rates=(1e-4, 3e-4, 1e-3)),
-    "diffraction": Workload(
-        role="judged",
-        recipe="atomai-small",
-        net="period_trials:mlp",
-        replicas=4,
-        batch=8,
-        epochs=16,
-        rates=(0.003, 0.01, 0.03),
-        changes={"optim.schedule": "cosine", "optim.final": 0.1},  # or its loss goes up and down by more than periods differ by
-    ),
+    "diffraction": _on_diffraction("judged", "period_trials:mlp", replicas=4, epochs=16),
     "long mlp": _on_fashion("choice", "period_trials:mlp", 0.01, 0.03, 0.1, replicas=4, batch=8, epochs=6),
     "long lenet": _on_fashion("choice", "lenet", 0.01, 0.03, 0.1, replicas=8, batch=4, epochs=6),
     "long batch-norm": _on_fashion("choice", "period_trials:normed", 0.01, 0.03, 0.1, replicas=4, batch=8, epochs=6),
     "long convnet": _on_fashion("choice", "convnet", 0.003, 0.01, 0.03, replicas=2, batch=16, epochs=6),
-    "long diffraction": Workload(
-        role="choice",
-        recipe="atomai-small",
-        net="period_trials:normed",
-        replicas=2,
-        batch=8,
-        epochs=8,
-        rates=(0.003, 0.01, 0.03),
-        changes={"optim.schedule": "cosine", "optim.final": 0.1},
-    ),
+    "long diffraction": _on_diffraction("choice", "period_trials:normed", replicas=2, epochs=8),
     "frontier": _on_fashion(
         "frontier", "lenet", 0.01, 0.03, 0.1, replicas=8, batch=16, **{"optim.schedule": "cosine", "optim.final": 0.1}
     ),
