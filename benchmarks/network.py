@@ -39,6 +39,8 @@ _INTERFACE: Final = "net0"
 _UNITS: Final = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 # Large enough for a segment of 64 KiB and the timer's grain, small enough that a message of some megabytes cannot hide in it.
 _BUCKET: Final = ("burst", "256kb", "latency", "50ms")
+_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "--")  # before a command
+_BUSY: Final = "while True: pass"
 _PORT: Final = 29500  # free in any case: nothing else runs on these hosts
 _READY_SECONDS: Final = 20.0
 
@@ -101,8 +103,9 @@ class SlowNetwork:
     ) -> Finished:
         """Run `command` as one job, host by host, and wait for it; one rank that fails, or `timeout` seconds, end the others.
 
-        `torch` gives the ranks what torchrun would, for gloo, and keeps a host on its cores (`cores_of`); `mpi` starts them by the
-        mpiexec of the MPI that mpi4py loads.
+        `torch` gives the ranks what torchrun would, for gloo, and keeps a host on its cores (`cores_of`); where three hosts share
+        two cores, a fourth place is kept busy, so that no host is faster than another. `mpi` starts them by the mpiexec of the MPI
+        that mpi4py loads.
         """
         with tempfile.TemporaryFile() as output, ExitStack() as stack:
             start = self._start_mpi if launcher == "mpi" else self._start_torch
@@ -115,7 +118,9 @@ class SlowNetwork:
     def _start_torch(
         self, stack: ExitStack, command: list[str], environ: Mapping[str, str], per_host: int, output: Any
     ) -> list[subprocess.Popen[bytes]]:
-        size, ranks = self.hosts * per_host, []
+        size, ranks, cores = self.hosts * per_host, [], sorted(os.sched_getaffinity(0))
+        for core in free_places(self.hosts, cores):
+            _start(stack, [*_DIES_WITH_US, "taskset", "-c", str(core), sys.executable, "-c", _BUSY], environ, output)
         for rank in range(size):
             host, local = divmod(rank, per_host)
             told = {
@@ -131,8 +136,8 @@ class SlowNetwork:
                 "GLOO_SOCKET_IFNAME": _INTERFACE,
             }
             variables = {**environ, **{name: str(value) for name, value in told.items()}}
-            cores = ",".join(map(str, cores_of(host, self.hosts, sorted(os.sched_getaffinity(0)))))
-            ranks.append(_start(stack, [*_enter(self._processes[host]), "taskset", "-c", cores, *command], variables, output))
+            own = ",".join(map(str, cores_of(host, self.hosts, cores)))
+            ranks.append(_start(stack, [*_enter(self._processes[host]), "taskset", "-c", own, *command], variables, output))
         return ranks
 
     def _start_mpi(
@@ -276,17 +281,20 @@ def _path(environ: Mapping[str, str]) -> str:
 
 
 def cores_of(host: int, hosts: int, cores: Sequence[int]) -> Sequence[int]:
-    """A host's share of the cores if all can have as much, else all of them, where some hosts are ahead of others for a while."""
-    if hosts % len(cores) == 0:
-        return [cores[host % len(cores)]]
+    """A host's share of the cores: as many as each can have, or a place on one of them."""
     own = len(cores) // hosts
-    return cores[host * own : (host + 1) * own] if len(cores) % hosts == 0 else cores
+    return cores[host * own : (host + 1) * own] if own else [cores[host % len(cores)]]
+
+
+def free_places(hosts: int, cores: Sequence[int]) -> Sequence[int]:
+    """The cores that have a place less taken than the others, where hosts share cores: hosts there would be faster."""
+    return cores[hosts % len(cores) :] if hosts > len(cores) and hosts % len(cores) else []
 
 
 def _enter(process: int) -> list[str]:
     """The words before a command that runs in a host, and that dies with whoever started it."""
     spaces = [f"--{kind}=/proc/{process}/ns/{file}" for kind, file in (("net", "net"), ("uts", "uts"), ("mount", "mnt"))]
-    return ["nsenter", *spaces, f"--wdns={Path.cwd()}", "setpriv", "--pdeathsig", "KILL", "--"]
+    return ["nsenter", *spaces, f"--wdns={Path.cwd()}", *_DIES_WITH_US]
 
 
 def _start(stack: ExitStack, command: list[str], environ: Mapping[str, str], output: Any) -> subprocess.Popen[bytes]:

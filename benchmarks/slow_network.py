@@ -22,7 +22,7 @@ then take turns, seed by seed. With `--strategy auto` both find their periods th
   trains once more, for as many epochs as it has time for (the nearest whole number, so both times are told).
 
 All hosts are this one machine: with more hosts than cores a step is slower, in all runs alike. Each host is kept on its share of
-the cores, if they can be shared equally; where not (3 hosts, 2 cores), ranks wait for each other longer. Nothing else may run: a
+the cores; on 2 cores, 3 hosts are as fast as 4, because what a fourth would take is kept busy. Nothing else may run: a
 period that was chosen while steps were slow is too short when they are not, so a step that is a quarter slower or faster than at
 first is told. The first epoch of a run is not timed. It needs root, and the Debian packages iproute2 and util-linux.
 """

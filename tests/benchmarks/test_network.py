@@ -38,6 +38,21 @@ def _sleepers() -> list[str]:
     return found
 
 
+def _busy(parent):
+    """The processes below one that do nothing but keep a core busy."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    command = f"{sys.executable}\0-c\0{network._BUSY}\0".encode()
+    return [child for child in children if Path(f"/proc/{child}/cmdline").read_bytes() == command]
+
+
+_LOOK = """
+import os
+from tests.benchmarks.test_network import _busy, _until
+assert _until(lambda: _busy(os.getppid()))
+print(*(str(sorted(os.sched_getaffinity(int(child)))).replace(" ", "") for child in _busy(os.getppid())))
+"""
+
+
 def _until(condition, seconds=10.0):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
@@ -119,10 +134,31 @@ def test_ranks_sum_over_the_link(launcher):
     assert len(seconds) == 5
 
 
-def test_hosts_share_the_cores_equally_or_have_them_all():
-    assert [network.cores_of(host, 4, [2, 5]) for host in range(4)] == [[2], [5], [2], [5]]
-    assert [network.cores_of(host, 2, [2, 3, 5, 7]) for host in range(2)] == [[2, 3], [5, 7]]
-    assert [network.cores_of(host, 3, [2, 5]) for host in range(3)] == [[2, 5]] * 3
+@pytest.mark.parametrize(
+    ("hosts", "cores", "shares", "free"),
+    [
+        (4, [2, 5], [[2], [5], [2], [5]], []),
+        (2, [2, 3, 5, 7], [[2, 3], [5, 7]], []),
+        (3, [2, 3, 5, 7], [[2], [3], [5]], []),
+        (3, [2, 5], [[2], [5], [2]], [5]),
+        (5, [2, 5, 7], [[2], [5], [7], [2], [5]], [7]),
+    ],
+)
+def test_hosts_share_the_cores_equally(hosts, cores, shares, free):
+    assert [network.cores_of(host, hosts, cores) for host in range(hosts)] == shares
+    assert network.free_places(hosts, cores) == free
+
+
+@pytest.mark.usefixtures("possible")
+def test_a_place_that_no_host_takes_is_kept_busy():
+    """Or hosts beside it would be faster than the others; and no longer than the job."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) == 1:
+        pytest.skip("one core has no free place")
+    with SlowNetwork(2 * len(cores) - 1, rate=None) as hosts:
+        done = hosts.run([sys.executable, "-c", _LOOK], {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+        assert done.output.split() == [f"[{cores[-1]}]"] * hosts.hosts
+        assert not _busy(os.getpid())
 
 
 def test_a_host_stays_on_its_cores(possible):

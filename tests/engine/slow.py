@@ -1,4 +1,4 @@
-"""`sync=auto` on ranks whose network is slow: a program for each, which prints how replicas agreed.
+"""`sync=auto` on ranks whose network is slow: a program for each, which prints how replicas agreed and what was summed last.
 
 python -m tests.engine.slow DATA OUT THREAD_LEVEL
 """
@@ -20,6 +20,9 @@ SECONDS_PER_NUMBER = 15e-6
 class Slow(Wrapping):
     """A real communicator whose sums take longer, the longer the more is summed. Its memory is not shared."""
 
+    last = 0
+    thread: "Slow | None" = None
+
     @property
     @override
     def overlaps(self) -> bool:
@@ -28,11 +31,13 @@ class Slow(Wrapping):
     @override
     def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         super().sum(tensor, weight)
-        sleep(SECONDS_PER_NUMBER * tensor.numel())
+        self.last = tensor.numel()
+        sleep(SECONDS_PER_NUMBER * self.last)
 
     @override
     def for_thread(self) -> Communicator:
-        return Slow(self._inner.for_thread())
+        self.thread = Slow(self._inner.for_thread())
+        return self.thread
 
 
 def main(data: str, out: str, thread_level: str) -> None:
@@ -46,9 +51,11 @@ def main(data: str, out: str, thread_level: str) -> None:
         "sync": "auto",
         "layout": "contiguous",
     }
-    run = deepex.train(deepex.recipe("fashion", changes), Slow(comm), out=Path(out))
+    slow = Slow(comm)
+    run = deepex.train(deepex.recipe("fashion", changes), slow, out=Path(out))
     if comm.rank == 0:
-        print(run.config["sync"]["strategy"], run.state["sync"]["reason"], run.epochs()[0].period, sep="\n")
+        sums = f"{slow.last} {slow.thread.last if slow.thread else 0}"
+        print(run.config["sync"]["strategy"], run.state["sync"]["reason"], run.epochs()[0].period, sums, sep="\n")
     comm.close()
 
 

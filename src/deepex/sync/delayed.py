@@ -4,7 +4,8 @@ At a sync each replica says where its weights may be when the mean comes, as far
 x' = x − ½ rate · (β + β² + … + βᵈ) · v. The sum over all of them is begun, and training goes on at once. A period later, or after
 `delay` steps, the mean m is taken over, x ← x + pull · (m − x'), which waits if it is not there yet. So a replica's weights are the
 mean as of a few steps ago and its own steps since (DaSGD: Zhou et al. 2020; Overlap-Local-SGD: Wang, Liang & Joshi 2020; the
-paper's "background synchronisation"). The sync at the end of an epoch waits, and makes all equal.
+paper's "background synchronisation"). The sync at the end of an epoch makes all equal: the weights are waited for, because
+validation needs them; momentum, where it is averaged, is on its way meanwhile, and taken over when the next epoch begins.
 
 What learning pays for is the delay: until a mean has come, replicas drift further apart. Two things make that small.
 - Each sync takes one of `parts` parts of the weights, in turn (as Streaming DiLoCo: Douillard et al. 2025). With the same bytes per
@@ -42,6 +43,7 @@ class Delayed(Agreement):
 
     Who owns what: from `reach` until it has been waited for, the worker owns the buffer of the part that is under way. The mean and
     what was told are the caller's. The mean is of use (`_arrived`) from then until the next `reach`, in the part that came.
+    After the sync at the end of an epoch, what is under way is momentum (`_rest`), and the next stretch begins with it.
     """
 
     since_epoch = True
@@ -51,15 +53,17 @@ class Delayed(Agreement):
     ) -> None:
         super().__init__(region)
         self._total, self._worker, self._pull, self._delay = total, worker, pull, delay
-        self._all = slice(0, self._agreed.numel())
-        self._parts = cut(max(region.buffers.stop, region.weights.stop), parts)  # in the background
+        model, count = max(region.buffers.stop, region.weights.stop), self._agreed.numel()
+        self._all, self._model, self._rest = slice(0, count), slice(0, model), slice(model, count)
+        self._parts = cut(model, parts)  # in the background
         self._totals = [total.part(part) for part in self._parts]
         longest = max(part.stop - part.start for part in self._parts)
         self._mean = self._agreed.new_zeros(longest)
         self._sent = [torch.zeros_like(self._mean) for _ in range(replicas_per_rank)]
         self._states = [torch.empty_like(self._agreed) for _ in range(replicas_per_rank)] if replicas_per_rank > 1 else []
-        self.prepare(0, whole=True)
         self._pending: Pending | None = None
+        self._way = (total, self._all)
+        self.prepare(0, whole=True)
         self._arrived = self._apart = False
         self._ahead = 0.0
         self._told = torch.zeros((), dtype=self._agreed.dtype, device=self._agreed.device)
@@ -83,6 +87,8 @@ class Delayed(Agreement):
 
     @override
     def prepare(self, number: int, *, whole: bool) -> None:
+        if self._way[1] is self._rest:
+            self.settle()
         turn = number % len(self._parts)
         self._sum: Total = self._total if whole else self._totals[turn]
         self._now: slice = self._all if whole else self._parts[turn]
@@ -141,22 +147,35 @@ class Delayed(Agreement):
             self._sum.ask(self.region.request - self._now.start, request)
         self._sum.check()
         self._arrived = False
-        if not self._whole:
-            self._way, self._pending, self._apart = (self._sum, self._now), self._worker.sum(self._sum.buffer), True
+        self._apart = not self._whole
+        if self._apart:
+            self._set_out(self._sum, self._now)
             return
-        comm.sum(self._sum.buffer)
-        self._sum.into(self._agreed)
+        model = self._total.part(self._model)
+        comm.sum(model.buffer)
+        model.into(self._agreed[self._model])
         self._told.copy_(self._agreed[self.region.request])
         self.met(self._agreed)
-        self.start()
+        if self._rest.stop > self._rest.start:
+            self._set_out(self._total.part(self._rest), self._rest)
+        else:
+            self.start()
+
+    def _set_out(self, total: Total, part: slice) -> None:
+        self._way, self._pending = (total, part), self._worker.sum(total.buffer)
 
     @override
     def settle(self) -> None:
         if self._pending is None:
             return
         self._pending.wait()
-        self._pending, self._arrived = None, True
+        self._pending = None
         total, part = self._way
+        if part is self._rest:
+            total.into(self._agreed[part])
+            self.start()
+            return
+        self._arrived = True
         total.into(self._mean[: part.stop - part.start])
         if self.region.asks(part):
             self._told.copy_(self._mean[self.region.request - part.start])
