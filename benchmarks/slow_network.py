@@ -16,7 +16,8 @@ then take turns, seed by seed. With `--strategy auto` both find their periods th
 - Hidden: 1 - blocked(other) / blocked(weights), where blocked is the phase `sync` of an epoch, mean over ranks.
 - Saved: the wall seconds per epoch by which the other is faster, divided by blocked(weights). It is less than what is hidden if the
   collective takes cores, or caches, from the computing.
-- The end of an epoch needs weights that all share, so one of its n syncs, at least, cannot be hidden: at best 1 - 1/n is.
+- The end of an epoch needs weights that all share, so those of one of its n syncs, at least, cannot be hidden: at best 1 - 1/n is,
+  or 1 - 1/2n where as much momentum travels with them, which has until the end of the validation.
 - Learning: training loss and validation error after the last epoch, same seed and same epochs; the difference with its 95 %
   interval over seeds (Student's t), and over all seeds and hosts together. Then the same in the same time: the other strategy
   trains once more, for as many epochs as it has time for (the nearest whole number, so both times are told).
@@ -280,6 +281,11 @@ def same_time(pairs: Sequence[Sequence[Run]], timed: Sequence[Sequence[Run]], ep
     }
 
 
+def at_best(base: dict[str, Any], weights_bytes: int) -> float:
+    """What can be hidden of the syncs of a run of `weights`: all but the weights of an epoch's last."""
+    return 1 - weights_bytes / base["sync_bytes"] / base["syncs"]
+
+
 def timing_row(found: dict[str, Any]) -> list[object]:
     blocked, seconds, hidden = found["blocked_seconds_per_sync"], found["epoch_seconds"], found["hidden"]
     return [
@@ -290,7 +296,7 @@ def timing_row(found: dict[str, Any]) -> list[object]:
         f"{1000 * found['ideal_seconds']:.0f}",
         *(f"{1000 * value:.0f}" for value in blocked),
         f"{hidden['share']:.1%} ({hidden['low']:.1%} to {hidden['high']:.1%})",
-        f"{1 - 1 / found['runs'][0]['syncs']:.1%}",
+        f"{at_best(found['runs'][0], found['sync_bytes']):.1%}",
         f"{statistics.median(found['free']['epoch_seconds']):.2f}",
         *(f"{value:.2f}" for value in seconds),
         f"{found['saved']:.1%}",
