@@ -43,6 +43,12 @@ def test_hidden_is_what_no_longer_blocks_and_saved_what_the_wall_clock_gained():
     assert found["blocked_seconds_per_sync"] == pytest.approx([0.2, 0.02])
 
 
+@pytest.mark.parametrize(("weights_bytes", "best"), [(8, 0.9), (4, 0.95)])
+def test_at_best_all_but_the_last_weights_of_an_epoch_are_hidden(weights_bytes, best):
+    """Of 10 syncs; momentum that makes up half of a sync can be, also of the last."""
+    assert slow_network.at_best(vars(make_run("weights", 1, [1.0], [1.0])), weights_bytes) == pytest.approx(best)
+
+
 def test_difference_is_taken_seed_by_seed():
     pairs = [
         [make_run("weights", s, [1.0], [1.0], error=0.1 * s), make_run("other", s, [1.0], [1.0], error=0.1 * s + more)]
