@@ -14,17 +14,19 @@ Beside the times: whether different running means became their mean; how many co
 makes a rank's resident set rise at most (memory.py), the largest over the ranks, the median of three syncs. Meanwhile the
 heap returns what is freed at once, so that a copy shows every time. What is taken once and kept does not: the first sync is not
 counted, in which a rank also maps its part of the memory that others share with it. The times are then taken with the heap of a
-DeepEx run, which keeps what is freed: whoever makes copies gains most from that.
+DeepEx run, which keeps what is freed: whoever makes copies gains most from that. On aarch64, where PyTorch has a heap of its own
+that is told so when it is loaded, memory and times come from two jobs.
 """
 
 import ctypes
 import json
 import os
+import platform
 import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -43,7 +45,7 @@ from deepex.comm.launch import launch
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.together import abort_on_failure
 from deepex.errors import FailureError
-from deepex.machine.heap import give_back_heap
+from deepex.machine.heap import give_back_heap, keep_tensors
 from memory import growth
 from one_sync import build
 from peers.local_sgd import DEEPEX, GLOO_ALONE, MAKERS, Contestant, Maker
@@ -53,6 +55,7 @@ RANKS: Final = (2, 4)
 _COLLECTIVES: Final = ("allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "broadcast", "reduce", "barrier")
 _MEMORY_REPEATS: Final = 3
 _MMAP_THRESHOLD: Final = -3  # malloc.h
+GIVES_BACK: Final = {"MIMALLOC_PURGE_DELAY": "0"}  # PyTorch's own heap, at once
 MB: Final = 1e6
 
 
@@ -237,11 +240,20 @@ def rank(answer: str, repeats: int) -> None:
 
 
 def run_job(ranks: int, repeats: int) -> dict[str, Any]:
-    """Start the ranks of one job, and give back what they found."""
+    """All about one number of ranks."""
+    environ = dict(os.environ)
+    keep_tensors(environ)
+    found = start_ranks(ranks, repeats, environ)
+    if platform.machine() == "aarch64":
+        found["facts"] = start_ranks(ranks, 1, {**environ, **GIVES_BACK})["facts"]
+    return found
+
+
+def start_ranks(ranks: int, repeats: int, environ: Mapping[str, str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         case = json.dumps({"answer": str(answer), "repeats": repeats})
-        code = launch(ranks, [sys.executable, __file__, "--case", case], os.environ)
+        code = launch(ranks, [sys.executable, __file__, "--case", case], environ)
         if code:
             sys.exit(code)
         return json.loads(answer.read_text(encoding="utf-8"))

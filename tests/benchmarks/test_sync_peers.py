@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import sync_peers
 from deepex.comm.solo import SoloCommunicator
 from peers.local_sgd import MAKERS
 from peers.workload import Unavailable
@@ -33,7 +34,7 @@ def test_what_is_missing_says_so(name: str, module: str, monkeypatch: pytest.Mon
 
 def test_a_sync_on_two_ranks(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT / "benchmarks"), str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = run_ranks(2, __file__, str(tmp_path / "found.json"), PYTHONPATH=path)
+    done = run_ranks(2, __file__, str(tmp_path / "found.json"), PYTHONPATH=path, **sync_peers.GIVES_BACK)
     assert done.returncode == 0, done.stdout + done.stderr
     assert AVERAGER in done.stdout
     found = json.loads((tmp_path / "found.json").read_text())
@@ -52,7 +53,6 @@ def test_a_sync_on_two_ranks(tmp_path: Path) -> None:
 
 
 def _rank(answer: str) -> None:
-    import sync_peers
     from deepex.comm.distributed import DistributedCommunicator
     from deepex.comm.mpi import MpiCommunicator
 

@@ -176,7 +176,8 @@ def test_bf16_computes_with_a_twin_and_keeps_float32(method: str, small: str, mo
     _train(rounded)
     assert rounded.arena.weights.dtype == torch.float32
     moved, other = exact.arena.weights - before, rounded.arena.weights - before
-    assert 0 < float((moved - other).norm() / moved.norm()) < 0.1
+    once = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # else PyTorch rounds the gradient of a kernel after each image
+    assert 0 < float((moved - other).norm() / moved.norm()) < (0.1 if once else 0.2)
     shadow = rounded.runner._twin.shadow
     torch.testing.assert_close(shadow.float(), rounded.arena.weights, rtol=2**-7, atol=1e-30)
     assert (shadow.data_ptr() == rounded.arena.gradients.data_ptr()) == (method == "sgd")

@@ -22,6 +22,7 @@ from deepex.recipes.job import make_job
 from deepex.record import RunDirectory
 from deepex.record.clock import SYNC, HostClock
 from deepex.sync import SyncConfig
+from tests import networks
 from tests.mpi import run_deepex
 
 MakeData = Callable[[int], Path]
@@ -194,6 +195,18 @@ def test_a_run_repeats_from_its_own_configuration(make_data: MakeData, tmp_path:
     again = run_deepex("train", str(tmp_path / "a" / "config.toml"), f"--out={tmp_path / 'b'}", "-q")
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "a" / "weights.safetensors").read_bytes() == (tmp_path / "b" / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_bf16_on_a_cpu(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, supported: bool) -> None:
+    """Where the CPU has no bf16, oneDNN is not asked for it; after the run it is as before."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    seen = []
+    monkeypatch.setattr(networks.Looking, "look", lambda _self: seen.append(torch.backends.mkldnn.enabled))
+    keys = {"net": "tests.networks:Looking", "data": str(make_data(64)), "epochs": 1, "precision": "bf16", "layout": "contiguous"}
+    deepex.train(deepex.recipe("fashion", keys), SoloCommunicator(), out=tmp_path / "run")
+    assert seen[-1] is supported
+    assert torch.backends.mkldnn.enabled
 
 
 # Replica 1 in epoch 1 gives no numbers, and replica 3 in epoch 2 absurd ones, by the ranks' own counts of passes.

@@ -33,6 +33,9 @@ def train(
     if ranks is not None and ranks != _started_ranks():
         sys.exit(_launch(ranks))
     sys.path.insert(0, str(Path.cwd()))  # where `net=module:function` is looked up first
+    from deepex.machine.heap import keep_tensors
+
+    keep_tensors(os.environ)  # before what follows loads PyTorch
     config = _config(recipe, resume, replicas, assignments)
     from deepex.cli.progress import make_watcher
     from deepex.recipes import train as train_run

@@ -300,6 +300,7 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
         torch.backends.cudnn.allow_tf32,
         torch.backends.cuda.matmul.allow_tf32,
     )
+    mkldnn = torch.backends.mkldnn.enabled
     torch.set_num_threads(threads)
     # Bits are promised on CPUs. Not `use_deterministic_algorithms`, which loads Inductor to tell it: seconds of every start.
     strictness = "warn" if job.device.type == "cuda" else "error"
@@ -309,6 +310,9 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
+    if config.precision == "bf16" and job.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        # As PyTorch does itself at the first product, which fails, with a page of its stack.
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment] # annotated as what stands behind it
     heap = keep_heap(os.environ) if job.device.type == "cpu" else "the C library's own way: the work is on the GPU"
     if config.step == "compiled":
         keep_compiled(os.environ)  # stays named there, as Inductor's own choice would
@@ -318,6 +322,7 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
         torch.set_num_threads(before[0])
         torch.set_deterministic_debug_mode(before[1])
         torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[2:]
+        torch.backends.mkldnn.enabled = mkldnn
 
 
 def _default_out(config: RunConfig) -> Path:

@@ -19,6 +19,13 @@ def poisoned() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = before[1]
 
 
+@pytest.fixture(autouse=True)
+def bf16_by_other_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU without bf16 PyTorch would try it with oneDNN, and then leave that switched off for tests that compare bits."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+
+
 def distance(out: torch.Tensor, reference: torch.Tensor, least: float = 1e-30) -> float:
     """‖out − reference‖ / ‖reference‖ in float64; NaN if anything of `out` is.
 
