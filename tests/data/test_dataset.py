@@ -223,17 +223,18 @@ def test_verify_names_every_bad_file(tmp_path: Path) -> None:
 
 def test_more_files_than_may_be_open_are_mapped_in_turn(tmp_path: Path) -> None:
     """Each map holds a file descriptor, of which a process has 1,024 as a rule."""
-    np.savez(tmp_path / "i.npz", images=np.arange(160, dtype=np.uint8).reshape(40, 2, 2), labels=np.arange(40) % 4)
+    np.savez(tmp_path / "i.npz", images=np.arange(240, dtype=np.uint8).reshape(60, 2, 2), labels=np.arange(60) % 4)
     pack(tmp_path / "i.npz", tmp_path / "out", validation=0, file_bytes=4)
     part = PackedDataset.open(tmp_path / "out").part("train")
-    assert len(part.packed.files) == 40
+    assert len(part.packed.files) == 60
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 36, before[1]))
+    assert held + 36 < 2 * 60, "else all could be open"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * held + 36, before[1]))  # half is for maps, a quarter each of images and labels
     try:
-        images, labels = np.empty((40, 2, 2, 1), np.uint8), np.empty(40, np.int64)
-        part.gather(np.arange(40), images, labels)
+        images, labels = np.empty((60, 2, 2, 1), np.uint8), np.empty(60, np.int64)
+        part.gather(np.arange(60), images, labels)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert sorted(images[:, 0, 0, 0].tolist()) == list(range(0, 160, 4))
+    assert sorted(images[:, 0, 0, 0].tolist()) == list(range(0, 240, 4))
     assert (labels == images[:, 0, 0, 0] // 4 % 4).all()

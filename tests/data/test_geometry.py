@@ -37,6 +37,7 @@ def by_pillow(plane: NDArray[np.generic], geometry: Geometry) -> NDArray[np.floa
 @given(cases(), st.sampled_from([1, 3]), st.integers(0, 2**32 - 1))
 @settings(max_examples=150, deadline=None)
 @example((10, 48, Geometry(resize=(53, 52))), 3, 52)  # of a pixel that is exactly 82 we make 81, and Pillow 83
+@example((4, 2, Geometry(resize=1)), 1, 0)  # becomes one pixel wide
 def test_bytes_are_exact_to_one_level(case: tuple[int, int, Geometry], channels: int, seed: int) -> None:
     height, width, geometry = case
     image = np.random.default_rng(seed).integers(0, 256, (height, width, channels)).astype(np.uint8)
