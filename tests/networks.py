@@ -50,6 +50,12 @@ class Looking(nn.Module):
         return images.flatten(1)[:, : len(self.gain)] * self.gain
 
 
+def telling(classes: int) -> nn.Module:
+    """Leaves in the file $TELL how long PyTorch's heap keeps what is freed, as PyTorch was told when it was loaded."""
+    Path(os.environ["TELL"]).write_text(os.environ.get("MIMALLOC_PURGE_DELAY", "not told"), encoding="ascii")
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, classes))
+
+
 def exploding(classes: int) -> nn.Module:
     """Turns to NaN from its third forward pass on."""
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from deepex.machine.heap import keep_heap, keep_tensors
-from tests.mpi import HANGS, rank_environ
+from deepex.record import RunDirectory
+from tests.mpi import HANGS, rank_environ, run_deepex
 
 COUNT = """
 import os, resource, sys
@@ -74,6 +75,14 @@ def test_freed_memory_is_kept_until_it_is_given_back() -> None:
 def test_a_heap_of_pytorchs_own_is_told_of(environ: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert keep_heap(environ) == told
+
+
+def test_a_run_keeps_the_heap(tmp_path: Path) -> None:
+    words = ("--set=net=tests.networks:telling", "--set=epochs=1", "--set=threads=1", f"--out={tmp_path / 'run'}", "-q")
+    done = run_deepex("train", "fashion", *words, TELL=str(tmp_path / "told"))
+    assert done.returncode == 0, done.stderr
+    assert RunDirectory.open(tmp_path / "run").state["heap"] == "kept"
+    assert (tmp_path / "told").read_text(encoding="ascii") == "10000"
 
 
 def test_a_users_own_delay_stays() -> None:
