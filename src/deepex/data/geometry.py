@@ -140,9 +140,7 @@ def _resample_bytes(image: NDArray[Any], rows: _Side, columns: _Side) -> NDArray
     """By torch, whose kernel for 8-bit colour takes a third of Pillow's time and runs on the calling thread alone."""
     import torch
 
-    if (
-        columns.to == 1 < rows.to
-    ):  # lying down: of a grey image one pixel wide torch 2.13 makes the first row again and again on aarch64
+    if columns.to == 1 < rows.to:  # lying down: on aarch64 torch 2.13 repeats the first row of a grey image one pixel wide
         return _resample_bytes(image.swapaxes(0, 1), columns, rows).swapaxes(0, 1)
     # A copy, because torch warns of arrays that cannot be written. Its results are laid out as the pixels that it was given.
     part = image[: rows.needed(image.shape[0]), : columns.needed(image.shape[1])]

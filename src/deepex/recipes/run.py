@@ -300,7 +300,7 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
         torch.backends.cudnn.allow_tf32,
         torch.backends.cuda.matmul.allow_tf32,
     )
-    mkldnn = torch.backends.mkldnn.enabled
+    onednn = torch.backends.mkldnn.enabled
     torch.set_num_threads(threads)
     # Bits are promised on CPUs. Not `use_deterministic_algorithms`, which loads Inductor to tell it: seconds of every start.
     strictness = "warn" if job.device.type == "cuda" else "error"
@@ -322,7 +322,7 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
         torch.set_num_threads(before[0])
         torch.set_deterministic_debug_mode(before[1])
         torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[2:]
-        torch.backends.mkldnn.enabled = mkldnn
+        torch.backends.mkldnn.enabled = onednn
 
 
 def _default_out(config: RunConfig) -> Path:
