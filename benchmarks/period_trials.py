@@ -149,4 +149,5 @@ def sweep(workload: str, rate: float, seeds: Sequence[int]) -> list[Trial]:
     own = {"sync.momentum": "local", "sync.period": "auto"}
     asked += [(f"own auto at {cost:g}", {**own, "sync.cost": cost * SHARE["own"]}) for cost in (OWN_COSTS if choice else ())]
     asked += [(f"auto at {cost:g}", {"sync.period": "auto", "sync.cost": cost}) for cost in costs]
+    asked += [("muon", {"sync.strategy": "auto", "sync.outer": "muon", "sync.period": None})] if choice else []
     return [trial(workload, name, seed, **fixed, **changes) for seed, (name, changes) in itertools.product(seeds, asked)]

@@ -24,6 +24,8 @@ and has a period to hide it in, except there; of what it could hide, 15 % are no
   `sync=auto` chooses. It is judged on the workloads `long …`, on which nothing was chosen: epochs of 100 steps or more, for which
   it makes this choice (where there are fewer it takes Muon). There also with a momentum of each replica's own, which is half of
   what `weights` sends.
+- Muon: epochs to the targets, and validation losses, of `sync=auto` with `sync.outer=muon`, on the same workloads: why `sync=auto`
+  does not take it by itself where an epoch has many steps.
 - Frontier: speedup per epoch, R / (1 + cost · syncs / steps), against epochs to the target, over periods, rules and strategies,
   with a cosine schedule, since QSR follows the rate.
 """
@@ -184,6 +186,20 @@ def hidden(workload: str, found: Sequence[Trial]) -> list[list[object]]:
     return rows
 
 
+def muon(workload: str, found: Sequence[Trial]) -> list[list[object]]:
+    """Epochs to the targets, the least loss and the last, of means of weights at each step and of Muon."""
+    some, rows = settings(workload, found), list[list[object]]()
+    goals = targets(settings(workload, found, "weights "))
+    for name in ("weights 1", "muon"):
+        each = some.get(name, [])
+        validated = [[epoch.validation for epoch in one.epochs] for one in each]
+        if each:
+            cells = [", ".join(f"{reached(one, goal, 0.0)[0]:.1f}" for one in each) for goal in goals]
+            cells += [f"{statistics.mean(pick):.3f}" for pick in (map(min, validated), (losses[-1] for losses in validated))]
+            rows.append([workload, name, *cells])
+    return rows
+
+
 def chooses(workload: str, steps: int, cost: float) -> str:
     """What `sync=auto` takes where it does not take Muon."""
     from deepex.sync import SyncConfig
@@ -260,6 +276,9 @@ def report(found: Sequence[Trial], where: Path) -> None:
     columns = ["workload", "a sync, steps", "of the way", "weights", "background", "weights, own momentum"]
     columns += ["background over weights (of each seed)", "sync=auto"]
     bench.print_table("`auto` with syncs that wait and in the background: time to the target", columns, rows)
+    rows = [row for name in hides if WORKLOADS[name].role == "choice" for row in muon(name, found)]
+    columns = ["workload", "at each step", *(f"epochs to {1 - share:.0%}" for share in SHARES), "least loss", "last loss"]
+    bench.print_table("Muon at each step: epochs of each seed, validation losses, mean over seeds", columns, rows)
     if settings("frontier", found):
         points = frontier(found)
         shown = [[*row[:2], *(f"{value:.2f}" for value in row[2:])] for row in points]

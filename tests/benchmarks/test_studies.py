@@ -243,6 +243,15 @@ def test_auto_in_the_background_is_compared_with_auto() -> None:
     assert len(periods.hidden("lenet-5", found[:-1])) == 2
 
 
+def test_muon_is_shown_beside_means_at_each_step() -> None:
+    losses = {"weights 1": [3.0, 2.0, 1.0], "weights 4": [3.0, 2.0, 1.5], "muon": [2.0, 1.45, 1.9]}
+    found = [made(name, each, workload="long mlp", seed=seed) for name, each in losses.items() for seed in (1, 2)]
+    weights, muon = periods.muon("long mlp", found)  # to losses of 1.6 and 1.3
+    assert weights == ["long mlp", "weights 1", "2.4, 2.4", "2.7, 2.7", "1.000", "1.000"]
+    assert muon == ["long mlp", "muon", "1.7, 1.7", "inf, inf", "1.450", "1.900"]
+    assert periods.muon("long mlp", found[:-2]) == [weights]
+
+
 def test_rate_that_was_tuned_and_trials_that_follow() -> None:
     tried = [made(f"rate {rate:g}", [loss], workload="lenet", **{"optim.rate": rate}) for rate, loss in ((0.01, 0.5), (0.03, 0.4))]
     assert periods.tuned_rate("lenet", tried) == 0.03

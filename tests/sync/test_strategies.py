@@ -252,7 +252,16 @@ def test_auto_otherwise_is_the_mean_with_a_measured_period(keys: dict[str, Any],
 def test_auto_leaves_what_was_asked_for() -> None:
     assert settled(period=4)[0] == SyncConfig(strategy="auto", period=4)
     assert settled(outer="slowmo")[0] == SyncConfig(strategy="auto", period="auto", outer="slowmo")
+    assert settled(outer="muon", period=4)[0] == SyncConfig(strategy="auto", period=4, outer="muon")
     assert settled(strategy="elastic") == (SyncConfig(strategy="elastic"), "asked for")
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(16, 0.04), (400, 0.01), (1_000_000, 0.0002)])
+@pytest.mark.parametrize("replicas", [1, 64])
+def test_auto_is_muon_wherever_it_is_asked_for(replicas: int, steps: int, rate: float) -> None:
+    found, reason = settled(load=100.0, replicas=replicas, steps=steps, outer="muon")
+    assert found == SyncConfig(strategy="auto", period=1, outer="muon", outer_rate=rate, momentum="reset")
+    assert reason == f"auto: Muon, which was asked for, at each of {steps} steps in an epoch"
 
 
 @pytest.mark.parametrize(

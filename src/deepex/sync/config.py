@@ -37,7 +37,7 @@ class SyncConfig:
     on: a mean comes `delay` steps later, a period if 0, and replicas are drawn to it by `pull`), `elastic` (replicas are drawn
     to a centre with `elasticity`) or `auto`: the best that is known. That is `weights` with the period `auto`, or `background`
     with it where syncs take so long that this is expected to be faster; where an epoch has fewer than 100 steps, as with many
-    replicas, `outer=muon` at every step, unless that takes much longer than the step.
+    replicas, `outer=muon` at every step, unless that takes much longer than the step; and wherever you ask for `outer=muon`.
     `period`: steps between two syncs, `epoch`, `4 per epoch`, `1 until 5 then 16` (of epochs: post-local SGD), or a rule:
     `adacomm`, `qsr`, `auto`. The end of an epoch always syncs: validation, checkpoints and the rules that end a run need weights
     that all replicas share. Left out, it is `epoch`, and 1 for gradients. `base` is the period with which adacomm begins, and the
@@ -131,17 +131,19 @@ class SyncConfig:
         if self.strategy != "auto":
             return self, "asked for"
         mean = replace(self, period=self.period or "auto")
-        if self.period is not None or self.outer != "none":
+        if self.period is not None or self.outer not in ("none", "muon"):
             return mean, "auto: the mean of the weights, with the period or outer step that was asked for"
+        rate = self.outer_rate or min(float(f"{_MUON_DISTANCE / math.sqrt(steps):.2g}"), _MUON_RATE)
+        muon = replace(self, period=1, outer="muon", outer_rate=rate, momentum="reset")
+        if self.outer == "muon":
+            return muon, f"auto: Muon, which was asked for, at each of {steps} steps in an epoch"
         if replicas == 1 or steps >= FEW_STEPS:
             return mean, f"auto: {steps} steps in an epoch are enough for the mean of the weights, with a measured period"
         load = outer_steps()
         few = f"auto: {steps} steps in an epoch are few"
         if load > min(_LONGEST_OUTER, FEW_STEPS / steps):
             return mean, f"{few}, but Muon would take as long as {load:.2g} steps: the mean of the weights, with a measured period"
-        rate = self.outer_rate or min(round(_MUON_DISTANCE / math.sqrt(steps), 3), _MUON_RATE)
-        chosen = replace(self, period=1, outer="muon", outer_rate=rate, momentum="reset")
-        return chosen, f"{few}: Muon at each, which takes as long as {load:.2g} steps"
+        return muon, f"{few}: Muon at each, which takes as long as {load:.2g} steps"
 
     @property
     def undecided(self) -> bool:
