@@ -300,6 +300,12 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def held(path: Path, names: Sequence[str], again: str | None) -> list[Trial]:
+    """The trials of a record, without those that time cut short, and those of these workloads that are to be run again."""
+    trials = [Trial.from_json(one) for one in json.loads(path.read_text(encoding="utf-8"))["trials"]] if path.exists() else []
+    return [one for one in trials if not (one.cut or (again and one.workload in names and one.name.startswith(again)))]
+
+
 def main() -> None:
     options = parse()
     names = options.only.split(",")
@@ -307,8 +313,7 @@ def main() -> None:
         sys.exit(f"no workload is called {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
     where = bench.RECORDS if options.keep or options.show else Path("runs/benchmarks")
     path = where / "periods.json"
-    held = [Trial.from_json(one) for one in json.loads(path.read_text(encoding="utf-8"))["trials"]] if path.exists() else []
-    found = [one for one in held if not (options.again and one.workload in names and one.name.startswith(options.again))]
+    found = held(path, names, options.again)
 
     def run(asked: Iterable[Trial]) -> None:
         known = {one.key for one in found}

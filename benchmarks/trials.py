@@ -77,9 +77,14 @@ class Trial:
         """How many learn together."""
         return int(self.changes.get("replicas", 1))
 
+    @property
+    def cut(self) -> bool:
+        """Whether it was ended for want of time."""
+        return self.note == _NO_TIME
+
     def answers(self, asked: "Trial") -> bool:
         """Whether it ran to its end with what is asked for, wherever the data lies."""
-        return self.note != _NO_TIME and {**self.changes, "data": ""} == {**asked.changes, "data": ""}
+        return not self.cut and {**self.changes, "data": ""} == {**asked.changes, "data": ""}
 
     def asked(self) -> "Trial":
         """The same before it has run."""

@@ -60,6 +60,7 @@ def test_a_trial_answers_who_asks_for_its_settings_and_not_if_time_cut_it_short(
     assert done.answers(tiny(data="there"))
     assert not done.answers(tiny(batch=50))
     (cut,) = trials.run([tiny(epochs=500)], jobs=1, limit=0.5)
+    assert cut.cut
     assert not cut.answers(tiny(epochs=500))
 
 
@@ -227,6 +228,20 @@ def test_background_is_compared_with_weights_that_are_sent_as_often() -> None:
     assert rows[3][4:7] == ["1.500", "0.900", "-40.0% (-40.0% to -40.0%)"]
     assert rows[0][7:] == ["1.7 / 1.9", "1.7 / 1.9"], "1.9 and 1.45 of a loss that falls from 4 to 1, or to 1.1"
     assert periods.late("lenet-5", found[:-1]) == rows[:2]
+
+
+def test_periods_run_again_what_time_cut_short_and_what_is_asked_for(tmp_path: Path) -> None:
+    assert periods.held(tmp_path / "none.json", ["lenet-5"], None) == []
+    whole, late, other = (made(name, [4.0, 1.0], workload="lenet-5") for name in ("weights 1", "background 2", "auto at 3"))
+    record = [
+        whole,
+        replace(late, note="ended for want of time"),
+        replace(other, note="DivergedError: 5"),
+        replace(other, workload="plain"),
+    ]
+    (tmp_path / "periods.json").write_text(json.dumps({"trials": [one.to_json() for one in record]}))
+    assert periods.held(tmp_path / "periods.json", ["lenet-5"], None) == [record[0], *record[2:]]
+    assert periods.held(tmp_path / "periods.json", ["lenet-5"], "auto") == [record[0], record[3]]
 
 
 def test_auto_in_the_background_is_compared_with_auto() -> None:
