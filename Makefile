@@ -1,5 +1,5 @@
 # make run    install, then train networks on the samples on 1 and on 2 ranks and show what that gained
-# make test   all tests        make test-openmpi   those that start ranks, under Open MPI
+# make test   all tests        make quick   all but the slow ones        make test-openmpi   those that start ranks, under Open MPI
 # make check   linters, types, import order        make bench   the benchmarks of this machine        make bench-gpu   of its GPU
 VENV   ?= .venv
 PYTHON ?= python3
@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 OUT    ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test test-openmpi test-gpu check bench bench-gpu clean
+.PHONY: run test quick test-openmpi test-gpu check bench bench-gpu clean
 .DEFAULT_GOAL := run
 
 $(READY): pyproject.toml constraints.txt
@@ -29,6 +29,9 @@ run: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal
+
+quick: $(READY)
+	$(BIN)/python -m pytest -m "not gpu and not slow" -n 2 --dist worksteal
 
 # What starts ranks, under the other MPI: a second environment on top of the first, because both MPIs own the name mpiexec.
 test-openmpi: $(READY)

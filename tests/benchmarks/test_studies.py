@@ -35,6 +35,7 @@ def tiny(**changes: Any) -> Trial:
     return Trial(workload="some", name="tiny", seed=7, recipe="fashion", measure="error", changes=settings)
 
 
+@pytest.mark.slow
 def test_a_trial_tells_what_its_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same run: where sums depend on where memory lies, another one learns a little else."""
     train, runs = deepex.train, []
@@ -48,6 +49,7 @@ def test_a_trial_tells_what_its_run_did(tmp_path: Path, monkeypatch: pytest.Monk
     assert epochs[0].train.error > epochs[2].train.error, "and it has learnt"
 
 
+@pytest.mark.slow
 def test_a_trial_is_run_as_it_was_asked_for() -> None:
     (found,) = trials.run([tiny()], jobs=1)
     assert [(epoch.steps, epoch.syncs) for epoch in found.epochs] == [(30, 6)] * 3
@@ -55,6 +57,7 @@ def test_a_trial_is_run_as_it_was_asked_for() -> None:
     assert Trial.from_json(json.loads(json.dumps(found.to_json()))).asked() == found.asked() == tiny()
 
 
+@pytest.mark.slow
 def test_a_trial_answers_who_asks_for_its_settings_and_not_if_time_cut_it_short() -> None:
     done = replace(tiny(data="here"), epochs=[Epoch(0.5, 0.5, 30, 6, 0.1, 1.0)])
     assert done.answers(tiny(data="there"))
@@ -64,6 +67,7 @@ def test_a_trial_answers_who_asks_for_its_settings_and_not_if_time_cut_it_short(
     assert not cut.answers(tiny(epochs=500))
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_is_a_result_and_one_that_cannot_begin_says_why() -> None:
     wild, lost = trials.run([tiny(**{"optim.rate": 1e6}), tiny(data="nowhere")], jobs=1)
     assert wild.note.startswith("DivergedError")
@@ -80,6 +84,7 @@ def test_a_trial_whose_process_dies_is_no_result(monkeypatch: pytest.MonkeyPatch
     assert "ended with code" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_after_the_limit_a_trial_ends_with_its_epoch_and_no_other_begins() -> None:
     (found,) = trials.run([tiny(epochs=500), tiny()], jobs=1, limit=0.5)
     assert 1 <= len(found.epochs) < 500

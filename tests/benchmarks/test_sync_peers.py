@@ -32,6 +32,7 @@ def test_what_is_missing_says_so(name: str, module: str, monkeypatch: pytest.Mon
         MAKERS[name](build(), SoloCommunicator())
 
 
+@pytest.mark.slow
 def test_a_sync_on_two_ranks(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT / "benchmarks"), str(ROOT), os.environ.get("PYTHONPATH")]))
     done = run_ranks(2, __file__, str(tmp_path / "found.json"), PYTHONPATH=path, **sync_peers.GIVES_BACK)

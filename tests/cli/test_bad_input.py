@@ -103,6 +103,7 @@ def test_a_dataset_whose_checksums_fail(
     assert "verify=false" in said
 
 
+@pytest.mark.slow
 def test_mistakes_on_ranks_are_said_once_by_one_rank(tmp_path: Path) -> None:
     """Both ranks find that replicas are no multiple of ranks; one speaks, all end with 2."""
     result = run_ranks(2, "-m", "deepex", "train", "fashion", "--replicas=5", f"--out={tmp_path / 'run'}")
@@ -114,6 +115,7 @@ def test_mistakes_on_ranks_are_said_once_by_one_rank(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trouble", "cause"), [("fail", "RuntimeError: the accelerator fell off the bus"), ("die", None)])
 def test_a_failing_rank_ends_the_job_at_once(trouble: str, cause: str | None, make_data: MakeData, tmp_path: Path) -> None:
     """Rank 1 of 3 raises in a step, or is killed; the others wait in a collective and must not wait forever."""

@@ -48,6 +48,7 @@ def run_on_terminal(*command: str, **environ: str) -> tuple[int, str, str]:
     return process.returncode, b"".join(drawn).decode(), errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_terminal_gets_bars_and_its_cursor_back_and_warnings_go_to_stderr(
     make_data: MakeData, tmp_path: Path, ranks: int
@@ -62,6 +63,7 @@ def test_a_terminal_gets_bars_and_its_cursor_back_and_warnings_go_to_stderr(
     assert "only for tests" not in drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_error_goes_to_stderr_and_the_terminal_gets_its_cursor_back(make_data: MakeData, tmp_path: Path, ranks: int) -> None:
     """A loss that is not a number: from the fourth pass on, which on two ranks, with 24 samples each, is in the second epoch."""
@@ -92,6 +94,7 @@ def test_a_log_gets_lines_and_no_control_characters(
     check_log(capfd.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_log_of_ranks_gets_lines_and_no_control_characters(make_data: MakeData, tmp_path: Path) -> None:
     result = run_deepex(*arguments(make_data(48), tmp_path / "run", ranks=2, net="tests.networks:batch_normed"))
     assert result.returncode == 0, result.stderr

@@ -18,6 +18,7 @@ def _verdict(result: subprocess.CompletedProcess[str], size: int, *words: str) -
     assert reports == [{"kind": kind, "size": int(first or size), "checks": well} for kind, _, first in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "thread_level", "words"),
     [
@@ -31,6 +32,7 @@ def test_contract(size: int, thread_level: str, words: tuple[str, ...]) -> None:
     _verdict(run_ranks(size, "-m", "tests.comm.contract", thread_level, *words), size, *words)
 
 
+@pytest.mark.slow
 def test_gloo_under_torchrun() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run(

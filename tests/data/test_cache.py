@@ -181,6 +181,7 @@ def on_ranks(many_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_each_file_is_opened_once_by_one_rank_of_a_node(ranks: int, many_files: Path, on_ranks: Callable[[int], Reports]) -> None:
     """And all ranks get the batches that they would have read themselves (checked there), from `stream` too."""
@@ -317,6 +318,7 @@ def test_the_cache_takes_little_more_than_the_samples(tmp_path: Path) -> None:
     assert cache.images.dtype == np.uint8
 
 
+@pytest.mark.slow
 def test_a_run_records_the_estimate_and_the_share_of_input(make_data: MakeData, tmp_path: Path) -> None:
     config = deepex.recipe("fashion", {"data": str(make_data(64)), "epochs": 3, "batch": 8, "net": "lenet", "threads": 1})
     state = deepex.train(config, SoloCommunicator(), out=tmp_path / "run").state

@@ -294,6 +294,7 @@ def neighbours(atoms, reach, chosen):
     return set(zip(atoms.numbers[chosen].tolist(), counts[chosen].tolist(), strict=True))
 
 
+@pytest.mark.slow
 def test_atoms_vibrate_about_a_lattice_that_lies_anywhere():
     box, crystal = (30.0, 30.0, 30.0), BY_NAME["Al fcc [001]"]
     still, other = (slab(crystal, box, rng=np.random.default_rng(seed)).positions for seed in (1, 2))

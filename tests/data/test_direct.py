@@ -321,6 +321,7 @@ def test_options_for_hdf5_are_refused_for_a_packed_dataset(tmp_path: Path) -> No
         deepex.train(deepex.recipe("fashion", {"data_options": {"images": "x"}}), out=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_ranks_train_on_it_and_resume(tmp_path: Path) -> None:
     """Brighter images of later classes: an easy problem, so that learning shows that images and labels belong together."""
     random = np.random.default_rng(0)

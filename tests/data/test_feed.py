@@ -183,6 +183,7 @@ def collect(feed: Feed, turns: list[Turn], epochs: range) -> list[tuple[np.ndarr
     return batches
 
 
+@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_every_placement_hands_out_the_same_batches(data: st.DataObject, parts: dict[int, PackedPart], small_windows: None) -> None:

@@ -21,6 +21,7 @@ from tests.mpi import run_ranks
 MOST_BYTES = 12_000_000  # of the two samples together
 
 
+@pytest.mark.slow
 def test_diffraction_is_made_balanced_and_says_how(tmp_path: Path) -> None:
     words = ["make", "atomai", str(tmp_path / "out"), "--images", "297", "--workers", "1", "--engine", "cpu", "--json"]
     manifest = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)
@@ -105,6 +106,7 @@ def test_trajectories_of_nobody_known_are_not_touched(tmp_path: Path) -> None:
     assert not (tmp_path / "train-00000.dcd").exists()
 
 
+@pytest.mark.slow
 def test_ranks_find_trajectories_of_another_request_together(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "train-00000.dcd").touch()

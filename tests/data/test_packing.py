@@ -135,6 +135,7 @@ def test_without_skip_bad_the_first_bad_sample_is_named(tmp_path: Path) -> None:
         load(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_workers_and_ranks_write_the_same_bytes_as_one_process(tmp_path: Path) -> None:
     blocks = (1, 6)
     script = tmp_path / "ranks.py"
@@ -164,6 +165,7 @@ def test_workers_and_ranks_write_the_same_bytes_as_one_process(tmp_path: Path) -
         assert digests(tmp_path / f"one{block}") == digests(tmp_path / f"ranks{block}")
 
 
+@pytest.mark.slow
 def test_a_rank_that_finds_a_bad_sample_stops_all_with_one_message(tmp_path: Path) -> None:
     np.save(tmp_path / "i.npy", np.where(np.arange(40)[:, None, None] == 33, np.nan, 1.0) * np.ones((40, 2, 2)))
     done = run_ranks(3, "-m", "deepex", "data", "pack", str(tmp_path / "i.npy"), str(tmp_path / "out"))

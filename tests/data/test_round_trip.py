@@ -131,6 +131,7 @@ def test_pack_train_resume(kind: str, tmp_path: Path) -> None:
     assert epochs[-1].validation.error <= 0.1
 
 
+@pytest.mark.slow
 def test_the_same_on_ranks_with_the_commands_of_a_user(tmp_path: Path) -> None:
     words = png(tmp_path, *images_and_labels())
     done = run_deepex("data", "pack", *words, str(tmp_path / "packed"), "--workers", "2")

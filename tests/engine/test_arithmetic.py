@@ -120,6 +120,7 @@ def on_ranks(make_data: MakeData, tmp_path_factory: pytest.TempPathFactory) -> d
     return {ranks: folder / str(ranks) for ranks in (1, 2, 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [name for name, (_, deterministic) in WAYS.items() if deterministic])
 def test_deterministic_bits_do_not_depend_on_ranks(way: str, on_ranks: dict[int, Path]) -> None:
     files = [(folder / way / "weights.safetensors").read_bytes() for folder in on_ranks.values()]
@@ -140,6 +141,7 @@ def test_seed_decides_and_another_seed_differs(make_data: MakeData, tmp_path: Pa
     assert not torch.equal(first["0.weight"], other["0.weight"])
 
 
+@pytest.mark.slow
 def test_many_replicas_on_one_rank(tmp_path: Path) -> None:
     """1,536 replicas of LeNet, on the shipped 6,000 images: three images each."""
     config = deepex.recipe("fashion", {"replicas": 1536, "batch": 3, "epochs": 1, "validate": "none", "net": "lenet", "threads": 1})

@@ -126,6 +126,7 @@ def test_the_same_arithmetic_as_eager(changes: dict, small: str, monkeypatch: py
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", ["torch", "kernel"])
 def test_an_autoencoder_learns_alike(draws: str, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If torch draws the captured step's numbers, too, they come from the step's seed and are the same; else they are others."""
@@ -197,6 +198,7 @@ def test_buffers_that_a_network_replaces(small: str, monkeypatch: pytest.MonkeyP
     assert float(captured.network.mean) == pytest.approx(float(eager.network.mean), rel=1e-4) != 0.0
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_in_an_epoch_goes_on(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {"augment.flip": True, "augment.pad": 1, "optim.schedule": "cosine"}
     config = _config(small, epochs=1, step="eager", **drawn)  # eager: what `_capture` replaces

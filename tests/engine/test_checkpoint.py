@@ -105,6 +105,7 @@ def on_ranks(whole: dict[str, Path], stopped: dict[str, Path], tmp_path_factory:
     return folders
 
 
+@pytest.mark.slow
 def test_resume_in_the_middle_of_an_epoch_on_other_ranks(whole: dict[str, Path], stopped: dict[str, Path], tmp_path: Path) -> None:
     """Stopped on 1 rank; resume on 2, as a user does: the bits of the uninterrupted run."""
     run = tmp_path / "run"
@@ -114,6 +115,7 @@ def test_resume_in_the_middle_of_an_epoch_on_other_ranks(whole: dict[str, Path],
     _compare_resumed(stopped["average"], run, whole["average"])
 
 
+@pytest.mark.slow
 def test_resume_with_momentum_of_each_replica_on_other_ranks(
     whole: dict[str, Path], stopped: dict[str, Path], on_ranks: dict[int, Path]
 ) -> None:
@@ -245,6 +247,7 @@ def test_a_signal_in_the_last_epoch_does_not_keep_a_run_from_being_finished(
     assert (run.path / "weights.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_sigterm_to_a_parallel_job_writes_a_checkpoint_and_ends_cleanly(make_data: MakeData, tmp_path: Path) -> None:
     """As a batch system does it: the signal goes to the launcher's process, the job ends with 0 and can be resumed."""
     run = tmp_path / "run"

@@ -147,6 +147,7 @@ def test_the_host_reads_the_device_once_per_epoch(
     assert sum(reads.values()) <= 8, reads
 
 
+@pytest.mark.slow
 def test_a_slow_rank_shows_as_slow(make_data: MakeData, tmp_path: Path) -> None:
     """Rank 1 sleeps in its forward pass: its forward time grows, and the other rank's wait is in its sync time."""
     settings = [
@@ -213,6 +214,7 @@ def test_bf16_on_a_cpu(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.
 STUMBLES = {1: "0:5:nan,0:23:1e6", 2: "0:5:nan,1:11:1e6", 4: "1:2:nan,3:5:1e6"}
 
 
+@pytest.mark.slow
 def test_a_replica_that_loses_its_way_is_left_out(make_data: MakeData, tmp_path: Path) -> None:
     """Four replicas of three steps, on 1, 2 and 4 ranks: the same two are lost, each for an epoch, and the others go on."""
     weights = []

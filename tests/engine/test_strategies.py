@@ -184,6 +184,7 @@ def test_auto_hides_syncs_that_it_is_told_are_long(momentum: float, strategy: st
     assert [epoch.train for epoch in again.epochs()] == [epoch.train for epoch in whole.epochs()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "strategy"), [("MULTIPLE", "background"), ("FUNNELED", "auto")])
 def test_auto_hides_syncs_that_it_finds_to_be_long(level: str, strategy: str, make_data: MakeData, tmp_path: Path) -> None:
     """On two ranks whose sums take longer than steps; where another thread may call MPI.
@@ -218,6 +219,7 @@ def test_operations_of_a_network() -> None:
     assert network[1].num_batches_tracked == 0, "and it is left as it was"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["background", "auto", "elastic"])
 def test_from_the_command_line_on_two_ranks(sync: str, make_data: MakeData, tmp_path: Path) -> None:
     """`--set sync=NAME` is for the strategy; background needs an MPI that threads may call."""
@@ -239,6 +241,7 @@ def test_from_the_command_line_on_two_ranks(sync: str, make_data: MakeData, tmp_
         assert run.state["sync"]["reason"] in shown
 
 
+@pytest.mark.slow
 def test_background_resumes_where_each_rank_has_one_replica(make_data: MakeData, tmp_path: Path) -> None:
     """Between syncs its weights are in the arena alone, but for the part that is on its way."""
     options = [f"data={make_data(192)}", "sync=background", "sync.period=1", "sync.parts=3", "epochs=2", "batch=8", "threads=1"]

@@ -55,6 +55,7 @@ def measure(how: str) -> list[int]:
     return [int(number) for number in done.stdout.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the kernel tells no resident set")
 def test_freed_memory_is_kept_until_it_is_given_back() -> None:
     taken, returned, given_back = measure("keep")

@@ -29,6 +29,7 @@ def assert_gradients(net: nn.Module) -> None:
 SIBLINGS = {"vgg13", "vgg16", "vgg19", "resnet34", "resnet101"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(networks()) - SIBLINGS))
 def test_a_step_gives_finite_gradients(name: str, least: dict[str, int]) -> None:
     size = SIZES.get(name, (least[name], least[name]))

@@ -45,6 +45,7 @@ def test_changes_with_dots() -> None:
     assert (config.sync.period, config.optim.rate, config.epochs) == (16, 0.1, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_lenet_learns_in_seconds(precision: str, tmp_path: Path) -> None:
     config = recipe(
@@ -74,6 +75,7 @@ def test_a_target_that_no_epoch_could_reach_is_refused(tmp_path: Path) -> None:
     make_job(dataclasses.replace(config, target="error <= 1"), SoloCommunicator())
 
 
+@pytest.mark.slow
 def test_an_autoencoder_learns(make_data: MakeData, tmp_path: Path) -> None:
     changes = {"data": str(make_data(192)), "epochs": 10, "batch": 16, "optim.rate": 0.0001, "threads": 1}
     config = recipe("fashion-cvae", {**changes, "net_options": {"filters": 8, "features": 16}, "target": "rmse <= 0.01"})

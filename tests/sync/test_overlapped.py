@@ -103,6 +103,7 @@ def test_a_gradient_in_pieces_is_refused(parts: tuple) -> None:
         agreement.heard(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comm", ["mpi", "gloo"])
 def test_on_two_ranks(comm: str, make_data: MakeData, tmp_path: Path) -> None:
     """Batch norm, shards of different sizes; with chunks and without."""

@@ -314,6 +314,7 @@ def test_auto_halves_the_period_when_the_gap_to_validation_grows() -> None:
     assert (again.reason, plan(again, 0, 64)) == (rule.reason, plan(rule, 0, 64)), "what came before is known too"
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10), st.floats(-5, 5)), max_size=6), st.integers(1, 300))
 def test_auto_stays_within_its_bounds(epochs: list[tuple[float, float, float, float]], longest: int) -> None:
     rule = auto(longest=longest)

@@ -181,6 +181,7 @@ def on_ranks() -> dict[str, dict[str, Any]]:
     return {line["where"]: line["states"] for line in lines}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_do_not_matter(way: str, on_ranks: dict[str, dict[str, Any]]) -> None:
     """8 replicas on 1, 2, 4 and 8 ranks: to rounding; to the last bit if deterministic."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled and run by the other tests here")
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

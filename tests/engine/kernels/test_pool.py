@@ -125,6 +125,7 @@ def test_bias_and_relu_in_front(case: Case, relu: bool) -> None:
     assert error(bias.grad, exact_bias.grad, at_least=0.01 * float(g.double().norm())) < 1e-5
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(cases())
 @example(STEM)
