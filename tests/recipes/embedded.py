@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from mpi4py import MPI
@@ -14,8 +15,10 @@ if __name__ == "__main__":
         import torch
 
         import deepex
+        from deepex.comm.mpi import MpiCommunicator
         from deepex.engine.config import RunConfig
         from deepex.errors import ConfigError
+        from deepex.sync import SyncConfig
 
         torch.set_num_threads(threads := 3)  # another number than the run takes
         config = RunConfig(net="tests.networks:normed", data=sys.argv[1], epochs=2, batch=8, validate="rank0", threads=1)
@@ -28,6 +31,12 @@ if __name__ == "__main__":
         else:
             raise AssertionError("3 replicas on 2 ranks were taken")
         assert torch.get_num_threads() == threads
+        made: list[MpiCommunicator] = []
+        split = MpiCommunicator.split
+        MpiCommunicator.split = lambda *words: made.append(split(*words)) or made[-1]  # type: ignore[method-assign]
+        groups = replace(config, sync=SyncConfig(strategy="hierarchical", group=2))
+        deepex.train(groups, part, out=Path(sys.argv[2]) / "groups")
+        assert [each._comm for each in made] == [MPI.COMM_NULL], "freed: MPI has some 2,000, and a host may train that often"
     else:
         world.send("simulating", dest=world.rank + 1, tag=7)
     if learns:

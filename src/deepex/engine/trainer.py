@@ -76,11 +76,13 @@ class Trainer:
         """Train from `position` to the end."""
         try:
             with self._signals:
-                return self._epochs(position)
+                outcome = self._epochs(position)
         finally:
             self.learner.close()
             if self._evaluator is not None:
                 self._evaluator.close()
+        self.learner.strategy.release()
+        return outcome
 
     def _epochs(self, position: Position) -> Outcome:
         reached, stopped = self._had_reached_target(position), False

@@ -80,6 +80,11 @@ class Strategy:
         if drift is not None:
             agreement.met = drift.met
 
+    def release(self) -> None:
+        """Free the communicators of its own. Collective: not where a rank fails."""
+        if self._near is not None:
+            self._near.comm.close()
+
     def plan(self, segments: Sequence[Segment]) -> list[Segment]:
         """The stretches between syncs of all replicas, from the segments that a period rule cuts."""
         size = self._near.between if self._near else 1
