@@ -129,6 +129,24 @@ def check_a_rank_that_cannot_share_keeps_all_from_it(comm: Communicator) -> None
         assert tensor.eq(comm.size / 2).all()
 
 
+def _num_shared_blocks() -> int:
+    return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:deepex")
+
+
+def check_shared_memory_that_nobody_uses_is_given_back(comm: Communicator) -> None:
+    """As after each of many runs on one communicator; of that which is used, a view may be all that is left."""
+    cpu = torch.device("cpu")
+    view = comm.zeros(1000, torch.float32, cpu)[100:200].fill_(1)
+    comm.zeros(1, torch.float32, cpu)
+    before = _num_shared_blocks()
+    for _ in range(3):
+        comm.zeros(10_000, torch.float32, cpu).fill_(1)
+    assert _num_shared_blocks() == before, "the last is there, those before it are not"
+    assert comm.shares(view) == (comm.size > 1)
+    comm.sum(view)
+    assert view.eq(comm.size).all()
+
+
 def check_sum_is_the_same_on_every_rank(comm: Communicator) -> None:
     tensor = torch.randn(10_001, generator=torch.Generator().manual_seed(comm.rank))
     comm.sum(tensor)

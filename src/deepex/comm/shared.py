@@ -15,6 +15,7 @@ of /dev/shm. Its pages are claimed when it is made, so that a lack of memory is 
 
 import mmap
 import os
+import weakref
 from contextlib import suppress
 from typing import Any, Final, final
 
@@ -31,7 +32,7 @@ _CHUNK_BYTES: Final = 512 << 10  # of each block at a time, so that they meet in
 
 @final
 class NodeMemory:
-    """What a communicator's ranks share, until it closes."""
+    """What a communicator's ranks share: until it closes, or until other memory is asked for and nobody uses this any more."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -39,6 +40,7 @@ class NodeMemory:
 
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Make zeroed memory: shared on the host if all ranks are on one node and the system lets them. Collective."""
+        self._shared = [blocks for blocks in self._shared if blocks.used]
         if device.type == "cpu" and self._comm.size > 1 and self._comm.place.num_nodes == 1:
             blocks = share_memory(self._comm, count * dtype.itemsize)
             if blocks is not None:
@@ -68,12 +70,21 @@ class SharedBlocks:
 
     def __init__(self, comm: Communicator, maps: list[mmap.mmap]) -> None:
         self._comm = comm
+        self._own = maps[comm.rank]
+        self._user: weakref.ref[torch.UntypedStorage] | None = None
         self._headers = [torch.frombuffer(m, dtype=torch.float64, offset=_TOKEN_BYTES, count=3) for m in maps]
         self._blocks = [torch.frombuffer(m, dtype=torch.uint8, offset=_HEADER_BYTES) for m in maps]
 
     def own(self, dtype: torch.dtype) -> torch.Tensor:
-        """This rank's block."""
-        return self._blocks[self._comm.rank].view(dtype)
+        """This rank's block, which is `used` as long as this tensor or a view of it is there."""
+        own = torch.frombuffer(self._own, dtype=dtype, offset=_HEADER_BYTES)
+        self._user = weakref.ref(own.untyped_storage())
+        return own
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody still has what `own` gave."""
+        return self._user is not None and self._user() is not None
 
     def of(self, rank: int) -> torch.Tensor:
         """The block of any rank, as bytes."""
