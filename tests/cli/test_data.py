@@ -38,6 +38,7 @@ def test_verify_ends_with_2_if_a_file_is_damaged(packed: Path) -> None:
     assert "train-00000-labels.npy" in done.stdout
 
 
+@pytest.mark.slow
 def test_an_interrupted_packing_says_so_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     noise = np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)

@@ -198,6 +198,7 @@ def test_each_file_is_opened_once_by_one_rank_of_a_node(ranks: int, many_files: 
         assert all(size in sizes for _, requested in found[case] for size in requested), "a small file is one request"
 
 
+@pytest.mark.slow
 def test_nodes_may_have_different_numbers_of_ranks(many_files: Path, on_ranks: Callable[[int], Reports]) -> None:
     """2 ranks on one node, 1 on another: a file is read once on each, and all get their batches (checked there)."""
     found, names = on_ranks(3)["nodes"], {path.name for path in many_files.glob("*.npy")}
@@ -270,6 +271,7 @@ def swap_labels(path: Path) -> None:
     np.save(path, labels)
 
 
+@pytest.mark.slow
 def test_a_damaged_dataset_ends_a_job_of_ranks_with_2(make_data: MakeData, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(make_data(130), data)

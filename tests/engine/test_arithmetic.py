@@ -127,6 +127,7 @@ def test_deterministic_bits_do_not_depend_on_ranks(way: str, on_ranks: dict[int,
     assert len({hashlib.sha256(content).hexdigest() for content in files}) == 1
 
 
+@pytest.mark.slow
 def test_ranks_change_only_the_rounding(on_ranks: dict[int, Path]) -> None:
     one, two, four = (load_file(folder / "rounded" / "weights.safetensors") for folder in on_ranks.values())
     for other in (two, four):

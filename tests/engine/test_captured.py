@@ -167,6 +167,7 @@ def test_weights_in_another_order_lie_where_nothing_else_does(small: str, monkey
     assert torch.equal(*states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["sgd", "lars"])
 def test_bf16_computes_with_a_twin_and_keeps_float32(method: str, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin lies where the arena has gradients, unless they are gathered there."""

@@ -140,6 +140,7 @@ def _compare_resumed(stopped: Path, resumed: Path, whole: Path) -> None:
         assert mine.train.error == theirs.train.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("began", "goes_on"), OTHERS.items())
 def test_another_momentum_policy_from_a_checkpoint_on_is_the_same_on_any_ranks(
     began: str, goes_on: str, on_ranks: dict[int, Path]

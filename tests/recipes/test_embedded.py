@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from deepex.record import RunDirectory
 from tests.mpi import run_ranks
 
 
+@pytest.mark.slow
 def test_training_inside_a_host_program(make_data: Callable[[int], Path], tmp_path: Path) -> None:
     result = run_ranks(4, "-m", "tests.recipes.embedded", str(make_data(64)), str(tmp_path))
     assert result.returncode == 0, result.stderr[-3000:]

@@ -116,6 +116,7 @@ def test_the_bits_of_what_a_relu_let_through(wide: int, dtype: torch.dtype) -> N
         assert distance(bits, whole, least=1.0) < 1e-5  # one that is let through wrongly moves a sum by far more
 
 
+@pytest.mark.slow
 @settings(max_examples=8 if DEVICE == "cpu" else 4)
 @given(case=CASES, transposed=st.booleans(), masks=st.booleans(), narrow=st.booleans())
 def test_out_of_a_wide_map(case: Case, transposed: bool, masks: bool, narrow: bool) -> None:
