@@ -1,5 +1,6 @@
 """Captured steps on a GPU: numerics against float64, equal learning, replays that draw anew, phases, memory."""
 
+import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -103,22 +104,23 @@ def test_each_precision_against_float64(net: str, precision: str, make_data: Mak
 
 
 def test_bf16_captured_learns_as_fp32_eager_does() -> None:
-    """Three seeds each: the errors after three epochs differ by less than the seeds make them differ, and a little."""
-    errors = {}
+    """Eight seeds each: the means after three epochs differ by less than three standard errors.
+
+    With 24 seeds of each on an H200 the losses are 0.559 ± 0.052 and 0.558 ± 0.067 (eager steps are not repeatable, captured ones
+    are). Drawn from these, eight fail by chance in 0.6 % of cases, and see an error that is 15 % higher in 97 %.
+    """
+    scores = {"exact": [], "fast": []}
+    samples = PackedDataset.open(SAMPLES / "fashion").part("train").count
     for name, changes in {"exact": {"step": "eager"}, "fast": {"step": "captured", "precision": "bf16"}}.items():
-        found = []
-        for seed in (1, 2, 3):
-            config = deepex.recipe("fashion", {"epochs": 3, "seed": seed, "net": "resnet18", "layout": "channels_last", **changes})
-            learner = _learner(config)
+        for seed in range(1, 9):
+            learner = _learner(_config("sample:fashion", epochs=3, seed=seed, **changes))
             sums = [_epoch(learner, epoch) for epoch in range(3)]
             learner.feed.close()
-            found.append([total / PackedDataset.open(SAMPLES / "fashion").part("train").count for total in sums[-1]])
-        errors[name] = found
-    print(errors)
-    for place in range(2):  # loss, error
-        exact, fast = ([row[place] for row in errors[name]] for name in ("exact", "fast"))
-        spread = max(statistics.stdev(exact), 0.02 * statistics.mean(exact))
-        assert abs(statistics.mean(fast) - statistics.mean(exact)) < 2 * spread
+            scores[name].append([total / samples for total in sums[-1]])
+    print(scores)
+    for exact, fast in zip(zip(*scores["exact"], strict=True), zip(*scores["fast"], strict=True), strict=True):  # loss, error
+        standard_error = math.sqrt((statistics.variance(exact) + statistics.variance(fast)) / len(exact))
+        assert abs(statistics.mean(fast) - statistics.mean(exact)) < 3 * standard_error
 
 
 def test_replays_take_other_batches_and_other_crops(make_data: MakeData) -> None:
