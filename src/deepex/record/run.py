@@ -53,6 +53,8 @@ class EpochRecord:
     `measured` is false for a predicted epoch. `period` says why its syncs were where they were. `drift` is how far a replica was
     from the mean when they met, for each group of layers and for all of them, as a share of the mean's norm; `moved` is how far the
     mean itself had come since the sync before. `lost` is how often a replica was left out of a sync, having gone astray.
+    `usage` has what each rank used in each phase and in `other` (validation, checkpoints): `usage["cpu_seconds"]["forward"][rank]`;
+    what could not be measured is not there, and what cannot be told by phase is all in `epoch`.
     """
 
     epoch: int
@@ -71,6 +73,7 @@ class EpochRecord:
     drift: dict[str, float] = field(default_factory=dict)
     moved: dict[str, float] = field(default_factory=dict)
     lost: int = 0
+    usage: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     finished: str = field(default_factory=lambda: now())  # noqa: PLW0108 - it is defined further down
 
     def phase_seconds(self, phase: str) -> float:

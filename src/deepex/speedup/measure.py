@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from deepex.errors import RunError
 from deepex.record import EpochRecord, Target
+from deepex.speedup.statistics import steady
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +47,8 @@ class Speedup:
 
 
 def epoch_seconds(epochs: Sequence[EpochRecord]) -> float:
-    """Median seconds of an epoch on the ranks that the run had last.
-
-    The first, which warms up, is left out where there are others, and so are partial ones.
-    """
-    whole = [epoch for epoch in epochs if not epoch.partial and epoch.ranks == epochs[-1].ranks]
-    if not whole:
-        raise RunError("the run has no whole epoch yet, so there is no time per epoch: let it train one")
-    steady = [epoch for epoch in whole if epoch.epoch > 1] or whole
-    return median(epoch.seconds for epoch in steady)
+    """Median seconds of a steady epoch."""
+    return median(epoch.seconds for epoch in steady(epochs))
 
 
 def compare(base: Sequence[EpochRecord], run: Sequence[EpochRecord], target: Target | None = None) -> Speedup:

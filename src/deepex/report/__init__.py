@@ -1,0 +1,1 @@
+"""One self-contained HTML file from any number of runs and studies. No torch, no MPI."""
