@@ -4,6 +4,7 @@ import dataclasses
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
+from deepex.data.dataset import PackedDataset
 from deepex.data.pack import pack
 from deepex.engine.config import RunConfig
 from deepex.engine.learner import Learner
@@ -144,3 +146,41 @@ def test_a_last_batch_of_one_is_refused_where_batch_norm_has_too_little(
     with pytest.raises(ConfigError, match=f"leaves a last batch of 1 sample.*set {remedy}$"):
         make_job(recipe("fashion", {**changes, "net": "resnet18"}), SoloCommunicator())
     make_job(recipe("fashion", {**changes, "net": "lenet"}), SoloCommunicator())
+
+
+@pytest.mark.parametrize("placement", ["device", "stream"])
+def test_the_first_samples_alone_are_trained_on(placement: str, make_data: MakeData, tmp_path: Path) -> None:
+    """Labels of the samples that the feed hands out, over an epoch, against those in the files."""
+    data = make_data(128)
+    config = recipe("fashion", {"data": str(data), "samples": 56, "batch": 8, "placement": placement, "replicas": 2, "threads": 1})
+    learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator(), NoClock())
+    learner.start()
+    learner.begin_epoch(0, 0)
+    seen = [int(label) for _ in range(8) for label in learner.feed.next()[1]]
+    learner.feed.close()
+    assert sorted(seen) == sorted(PackedDataset.open(data).part("train").read(0, 56)[1].tolist())
+    run = deepex.train(dataclasses.replace(config, epochs=1), SoloCommunicator(), out=tmp_path / "run")
+    assert run.epochs()[0].samples == run.state["samples"]["train"] == 56
+
+
+def test_more_samples_than_there_are(make_data: MakeData) -> None:
+    with pytest.raises(ConfigError, match=r"samples is 65, but .* has 64 to train on: set at most that, or 0"):
+        make_job(recipe("fashion", {"data": str(make_data(64)), "samples": 65, "batch": 8}), SoloCommunicator())
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_onednn_is_used_as_asked_and_put_back(
+    onednn: bool, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    real = Learner.begin_epoch
+
+    def look(self: Learner, *arguments: Any, **keys: Any) -> None:
+        found.append(bool(torch.backends.mkldnn.enabled))
+        real(self, *arguments, **keys)
+
+    monkeypatch.setattr(Learner, "begin_epoch", look)
+    config = recipe("fashion", {"data": str(make_data(64)), "epochs": 1, "onednn": onednn, "threads": 1, "layout": "contiguous"})
+    deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert found == [onednn]
+    assert torch.backends.mkldnn.enabled

@@ -113,6 +113,16 @@ def data_verb(context: typer.Context) -> Any:
     return _verb("data").app(args=context.args, prog_name="deepex data", standalone_mode=False)  # the exit code, if there is one
 
 
+@app.command(
+    name="study",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def study_verb(context: typer.Context) -> Any:
+    """Measure how training scales: strong, weak, sync, threads, variability, …: `deepex study --help`."""
+    return _verb("study").app(args=context.args, prog_name="deepex study", standalone_mode=False)
+
+
 def main() -> None:
     """Run the command line; every error that is ours becomes one line."""
     try:

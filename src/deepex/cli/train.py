@@ -50,26 +50,21 @@ def train(
 
 def _config(recipe: str | None, resume: str | None, replicas: int | None, assignments: Sequence[str]) -> Any:
     """Read the recipe, the file or the run to resume, with what the command line changes."""
-    from deepex.engine.config import RunConfig
-    from deepex.record import RunDirectory
-    from deepex.record.table import from_table, load_toml, parse_assignments, set_values, to_table
+    from deepex.recipes import find_config
+    from deepex.record.table import parse_assignments
 
     changes = parse_assignments(assignments)
     if replicas is not None:
         changes["replicas"] = replicas
     if changes.get("threads", 0) == 0 and os.environ.get("OMP_NUM_THREADS", "").isdigit():
         changes["threads"] = int(os.environ["OMP_NUM_THREADS"])  # the user's own choice for this job
-    if resume is not None:
-        table = RunDirectory.open(Path(resume)).config
-    elif recipe is not None and (recipe.endswith(".toml") or "/" in recipe):
-        if not Path(recipe).is_file():
-            raise ConfigError(f"{recipe} does not exist; give a TOML file, or a recipe's name from `deepex train --list`")
-        table = load_toml(Path(recipe))
-    else:
-        from deepex.recipes import recipe as find_recipe
+    if resume is None:
+        return find_config(recipe or "", changes)
+    from deepex.engine.config import RunConfig
+    from deepex.record import RunDirectory
+    from deepex.record.table import from_table, set_values
 
-        table = to_table(find_recipe(recipe or ""))
-    return from_table(RunConfig, set_values(table, changes))
+    return from_table(RunConfig, set_values(RunDirectory.open(Path(resume)).config, changes))
 
 
 def _list_recipes() -> None:

@@ -21,17 +21,20 @@ class RunConfig:
     """Everything that decides a run.
 
     `net`: a name of `deepex.nets` or `package.module:function`; `net_options` go to that function; `init` initialises its weights.
-    `data`: the directory of a packed dataset, `sample:NAME` for one that comes with DeepEx, or HDF5 files.
-    `replicas`: 0 for one per rank. `batch` is per replica. `validate`: by all ranks in `parallel`, on `rank0` as in the paper, or
-    `none`. `threads`: per rank, 0 for the cores of the node divided among its ranks. `verify`: check the dataset's
-    checksums as its files are read. `layout`: order of image tensors in memory. `data_options`: how HDF5 is read without packing.
-    `augment`: random crops and flips. `statistics`: batch norm's, with which weights are validated and delivered: the `running`
-    ones, or `estimated` anew from some training batches, which `auto` chooses where replicas make few steps in an epoch.
+    `data`: the directory of a packed dataset, `sample:NAME` for one that comes with DeepEx, or HDF5 files; `data_options`: how HDF5
+    is read without packing; `samples`: to train on the first so many, 0 for all. `replicas`: 0 for one per rank. `batch` is per
+    replica. `validate`: by all ranks in `parallel`, on `rank0` as in the paper, or `none`. `threads`: per rank, 0 for the cores of
+    the node divided among its ranks. `verify`: check the dataset's checksums as its files are read. `layout`: order of images
+    in memory. `onednn`: whether a CPU may compute with oneDNN's kernels (on Arm those of the Arm Compute Library); off, one sees
+    what they gain. `augment`: random crops and flips. `statistics`: batch norm's, with which weights are validated and delivered:
+    the `running` ones, or `estimated` anew from some training batches, which `auto` chooses where replicas make few steps in an
+    epoch.
     """
 
     net: str
     data: str
     data_options: dict[str, Any] = field(default_factory=dict)
+    samples: int = 0
     net_options: dict[str, Any] = field(default_factory=dict)
     init: str = "default"
     objective: str = "classify"
@@ -48,6 +51,7 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     comm: Literal["auto", "solo", "mpi", "gloo", "nccl"] = "auto"
     deterministic: bool = False
+    onednn: bool = True
     threads: int = 0
     validate: Literal["parallel", "rank0", "none"] = "parallel"
     statistics: Literal["auto", "running", "estimated"] = "auto"
@@ -58,7 +62,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch", 1), ("replicas", 0), ("threads", 0), ("seed", 0)):
+        for name, least in (("epochs", 1), ("batch", 1), ("replicas", 0), ("threads", 0), ("seed", 0), ("samples", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.objective not in OBJECTIVES:

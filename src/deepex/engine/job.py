@@ -10,6 +10,7 @@ from deepex.data.direct import Hdf5Dataset
 from deepex.data.feeds.placement import Placement
 from deepex.data.feeds.shard import Shards
 from deepex.engine.config import RunConfig
+from deepex.errors import ConfigError
 
 Dataset = PackedDataset | Hdf5Dataset
 
@@ -35,10 +36,18 @@ class Job:
     @property
     def shards(self) -> Shards:
         """How the training samples are split over the replicas."""
-        return Shards(self.dataset.part("train").count, self.replicas, self.config.batch)
+        return split(self.config, self.dataset, self.replicas)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """What the network sees of a sample: (channels, height, width), after a crop."""
         channels, height, width = self.dataset.manifest.shape
         return (channels, *self.config.augment.size(height, width))
+
+
+def split(config: RunConfig, dataset: Dataset, replicas: int) -> Shards:
+    """Split the training samples that the run has over its replicas."""
+    there = dataset.part("train").count
+    if config.samples > there:
+        raise ConfigError(f"samples is {config.samples}, but {dataset.directory} has {there} to train on: set at most that, or 0")
+    return Shards(config.samples or there, replicas, config.batch)

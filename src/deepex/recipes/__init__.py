@@ -4,16 +4,17 @@ config = recipe("fashion", {"epochs": 5, "sync.period": 16})
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from deepex.engine.config import RunConfig
-from deepex.errors import UnknownName
+from deepex.errors import ConfigError, UnknownName
 from deepex.recipes.pictures import cifar10, fashion, fashion_cvae, fashion_resnet, imagenet, mnist
 from deepex.recipes.run import resumed_config, train
 from deepex.recipes.science import atomai, atomai_small, pf, pf_small
-from deepex.record.table import from_table, set_values, to_table
+from deepex.record.table import from_table, load_toml, set_values, to_table
 
-__all__ = ["RECIPES", "recipe", "resumed_config", "train"]
+__all__ = ["RECIPES", "find_config", "recipe", "resumed_config", "train"]
 
 RECIPES: Final[dict[str, Callable[[], RunConfig]]] = {
     "atomai": atomai,
@@ -34,3 +35,12 @@ def recipe(name: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
     if name not in RECIPES:
         raise UnknownName("recipe", name, RECIPES)
     return from_table(RunConfig, set_values(to_table(RECIPES[name]()), changes or {}))
+
+
+def find_config(name: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
+    """The configuration of a recipe or, if `name` looks like a path, of a TOML file, with `changes` to its keys."""
+    if not (name.endswith(".toml") or "/" in name):
+        return recipe(name, changes)
+    if not Path(name).is_file():
+        raise ConfigError(f"{name} does not exist; give a TOML file, or a recipe's name from `deepex train --list`")
+    return from_table(RunConfig, set_values(load_toml(Path(name)), changes or {}))

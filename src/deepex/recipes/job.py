@@ -15,7 +15,7 @@ from deepex.data.feeds.placement import Placement, choose_placement, most_modest
 from deepex.data.feeds.shard import Shards
 from deepex.engine.activation import activation_bytes, forward_flops, takes_one
 from deepex.engine.config import RunConfig
-from deepex.engine.job import Dataset, Job
+from deepex.engine.job import Dataset, Job, split
 from deepex.engine.layout import choose_layout
 from deepex.engine.objective import make_objective
 from deepex.errors import ConfigError, DataError, UnknownName
@@ -40,7 +40,7 @@ def make_job(config: RunConfig, comm: Communicator) -> Job:
         raise DataError(f"{dataset.directory} has no labels, so nothing can be classified: set objective=reconstruct")
     if config.target is not None and Target.parse(str(config.target)).part not in dataset.manifest.parts:
         raise ConfigError(f"target is {config.target!r}, but {dataset.directory} has no validation part: set a target of train")
-    shards = Shards(dataset.part("train").count, replicas, config.batch)
+    shards = split(config, dataset, replicas)
     device = pick_device(config.device, comm.place.local_rank)
     network = build_network(config, dataset.manifest)
     _check_last_batch(config, network, dataset, shards)
@@ -206,7 +206,7 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
         "sync": how_synced(job),
         "network": {"name": job.config.net, "parameters": parameters},
         "dataset": {"name": manifest.name, "digest": manifest.digest},
-        "samples": {name: part.count for name, part in manifest.parts.items()},
+        "samples": {name: part.count for name, part in manifest.parts.items()} | {"train": job.shards.count},
         **({"data": kept} if manifest.order == "dealt" else {}),  # a packed dataset keeps its own manifest
     }
 

@@ -157,10 +157,10 @@ def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.C
         raise RunError(f"{path} was trained with {run.state['replicas']} replicas; it cannot go on with {config.replicas}")
     checkpoint = checkpoints.newest(path / "checkpoints")
     _check_epochs(path, config, checkpoint)
-    for key in ("batch", "seed") if _is_within_epoch(checkpoint) else ():
-        if run.config[key] != getattr(config, key):
+    for key in ("batch", "seed", "samples") if _is_within_epoch(checkpoint) else ():
+        if (begun := run.config.get(key, 0)) != getattr(config, key):
             raise RunError(
-                f"{path} stopped in the middle of an epoch, whose other samples are told by the {key} {run.config[key]}; it cannot "
+                f"{path} stopped in the middle of an epoch, whose other samples are told by the {key} {begun}; it cannot "
                 f"go on with {getattr(config, key)}: resume it without, to the end of the epoch at least, or begin a new run"
             )
     return checkpoint
@@ -310,6 +310,7 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
+    torch.backends.mkldnn.enabled = onednn and config.onednn  # type: ignore[assignment] # annotated as what stands behind it
     if config.precision == "bf16" and job.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         # As PyTorch does itself at the first product, which fails, with a page of its stack.
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment] # annotated as what stands behind it

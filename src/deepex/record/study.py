@@ -29,7 +29,7 @@ SCHEMA: Final = 1
 class PlannedRun:
     """One run of a plan: `varied` is what distinguishes it from the others, apart from its `repeat` (1, 2, …).
 
-    `command` is what follows `deepex` on the command line, without `--out`; `estimate_seconds` what it was thought to take.
+    `command` is what each of its `ranks` runs after `python -m`, without `--out`; `estimate_seconds` what it was thought to take.
     """
 
     name: str

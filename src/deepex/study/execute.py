@@ -1,0 +1,183 @@
+"""Run a plan: one run after another, each a process of its own, as a person would start it.
+
+    execute(study, watcher)         # what has finished stays; what was interrupted goes on from its checkpoint
+
+Runs share nothing but the machine: no warm caches of a library, no leftover memory. A run that fails is noted with its reason, and
+the next one begins; an interrupt goes to the run at hand, which writes its checkpoint, and ends the study, to be continued.
+"""
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Final
+
+from deepex.errors import RunError
+from deepex.record import PlannedRun, RunDirectory, StudyDirectory
+from deepex.record.files import write_json
+from deepex.record.run import hold
+
+_LOG_TAIL: Final = 20  # lines of a failed run's log that may tell why
+
+
+class Progress:
+    """What a person is shown of a study; this one shows nothing."""
+
+    def began(self, study: StudyDirectory, todo: list[PlannedRun], done: int) -> None:
+        """The study starts or goes on."""
+
+    def run_began(self, planned: PlannedRun) -> None:
+        """A run starts."""
+
+    def run_ended(self, planned: PlannedRun, status: str, reason: str, seconds: float) -> None:
+        """A run has ended."""
+
+    def closed(self) -> None:
+        """Nothing more will come."""
+
+
+@dataclass
+class _Child:
+    """The process of the run at hand, and the signal that was to reach it."""
+
+    process: subprocess.Popen[bytes] | None = None
+    received: str | None = None
+
+
+def execute(study: StudyDirectory, environ: Mapping[str, str], progress: Progress | None = None) -> str:
+    """Run what the plan has left; gives the study's status: `finished`, `stopped` by a signal, or `failed` where some runs did."""
+    progress = progress or Progress()
+    with hold(study.path), _handing_on() as child:
+        plan = study.plan
+        todo = [planned for planned in plan if study.status(planned) != "finished"]
+        study.set_state(status="running", reason="")
+        progress.began(study, todo, len(plan) - len(todo))
+        try:
+            for planned in todo:
+                progress.run_began(planned)
+                began = perf_counter()
+                code = _run(study, planned, environ, child)
+                status = _settle(study, planned, code)
+                progress.run_ended(planned, status, study.reason(planned), perf_counter() - began)
+                if child.received:
+                    break
+        finally:
+            progress.closed()
+        return _end(study, child.received)
+
+
+def _end(study: StudyDirectory, received: str | None) -> str:
+    failed = [planned.name for planned in study.plan if study.status(planned) == "failed"]
+    if received:
+        status, reason = "stopped", f"stopped by {received}; the same command goes on"
+    elif failed:
+        status, reason = "failed", f"{len(failed)} of {len(study.plan)} runs failed, first {failed[0]}: {_first_reason(study)}"
+    else:
+        status, reason = "finished", f"{len(study.plan)} runs done"
+    study.set_state(status=status, reason=reason)
+    return status
+
+
+def _first_reason(study: StudyDirectory) -> str:
+    return next((study.reason(planned) for planned in study.plan if study.status(planned) == "failed"), "")
+
+
+def _run(study: StudyDirectory, planned: PlannedRun, environ: Mapping[str, str], child: _Child) -> int:
+    """Start a run, or let one go on that has a checkpoint, and wait for its end."""
+    path = study.run_path(planned)
+    (path / "failure.json").unlink(missing_ok=True)
+    command = command_of(planned, path)
+    if _goes_on(path):
+        command = [*_python("deepex"), "train", "--resume", str(path), "--ranks", str(planned.ranks), "--quiet"]
+    elif path.exists():
+        shutil.rmtree(path)
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "log.txt").open("ab") as log:
+        child.process = subprocess.Popen(
+            command,
+            env={**environ, **planned.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # an interrupt reaches it through us, once
+        )
+        try:
+            return child.process.wait()
+        finally:
+            child.process = None
+
+
+def command_of(planned: PlannedRun, out: Path) -> list[str]:
+    """The whole command line of a run on this machine."""
+    if planned.command[0] == "deepex":
+        return [*_python("deepex"), *planned.command[1:], "--ranks", str(planned.ranks), "--quiet", "--out", str(out)]
+    return [*_python("deepex.comm.on_ranks"), str(planned.ranks), *planned.command, "--out", str(out)]
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-m", module]
+
+
+def _goes_on(path: Path) -> bool:
+    """Whether a run was interrupted where it can go on."""
+    return (path / "run.json").is_file() and any((path / "checkpoints").glob("*.json"))
+
+
+def _settle(study: StudyDirectory, planned: PlannedRun, code: int) -> str:
+    """Note a failure that the run could not note itself; drop the checkpoints of one that has finished."""
+    path = study.run_path(planned)
+    status = study.status(planned)
+    if status == "finished":
+        shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    elif status not in ("stopped", "failed"):
+        write_json(path / "failure.json", {"reason": _said(path / "log.txt") or f"ended with code {code}"})
+        if (path / "run.json").is_file():
+            RunDirectory(path).set_state(status="failed", reason=_said(path / "log.txt") or f"ended with code {code}")
+        status = "failed"
+    return status
+
+
+def _said(log: Path) -> str:
+    """What a run said last of its trouble."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:] if log.is_file() else []
+    own = [line.removeprefix("deepex: ") for line in lines if line.startswith("deepex:")]
+    return own[-1] if own else (lines[-1] if lines else "")
+
+
+@contextmanager
+def _handing_on() -> Iterator[_Child]:
+    """Hand SIGINT and SIGTERM on to the run at hand, which ends well by them."""
+    child = _Child()
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        child.received = signal.Signals(number).name
+        if child.process is not None:
+            child.process.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield child
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def refuse_other(study: StudyDirectory, plan: list[PlannedRun]) -> list[PlannedRun]:
+    """The plan to go on with: the study's own, with what is new in `plan`; a study of something else is refused."""
+    old = {planned.name: planned for planned in study.plan}
+    new = {planned.name: planned for planned in plan}
+    for name in old.keys() & new.keys():
+        if (old[name].command, old[name].ranks) != (new[name].command, new[name].ranks):
+            raise RunError(
+                f"{study.path} holds a study whose run {name} is `{' '.join(old[name].command)}`, not "
+                f"`{' '.join(new[name].command)}`; repeat the command with which it began, or choose another --out"
+            )
+    if not old.keys() & new.keys():
+        raise RunError(f"{study.path} holds another study ({study.kind}); choose another --out")
+    return [*old.values(), *(planned for name, planned in new.items() if name not in old)]

@@ -1,0 +1,64 @@
+"""The contract of a kind of study: from what is studied to the variants that are run, each as often as is asked."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from deepex.engine.config import RunConfig
+from deepex.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is studied: a configuration, how many samples it trains on, the cores that there are, and what the user set himself."""
+
+    recipe: str
+    config: RunConfig
+    samples: int
+    cores: int
+    chosen: frozenset[str] = frozenset()
+
+    def threads(self, ranks: int) -> int:
+        """Threads of each rank where at most `ranks` run at once: the same in all runs, as each rank stands for one accelerator."""
+        return self.config.threads or max(1, self.cores // ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One setting of a study: how it is `varied`, on how many `ranks`, with which `settings` of the configuration."""
+
+    varied: dict[str, Any]
+    ranks: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
+
+
+class Kind(ABC):
+    """A kind of study with its options; a frozen dataclass."""
+
+    name: ClassVar[str]
+    trains_to_target: ClassVar[bool] = False  # whether it trains as long as the recipe does, even where no target is given
+
+    @abstractmethod
+    def variants(self, subject: Subject) -> list[Variant]:
+        """What is run, the base first."""
+
+    def notes(self, subject: Subject) -> list[str]:
+        """What a reader of the plan should know."""
+        return []
+
+
+def check_ranks(ranks: Sequence[int], *, least: int = 1) -> None:
+    """See that the numbers of ranks make sense."""
+    if len(ranks) < least or any(number < 1 for number in ranks) or len(set(ranks)) != len(ranks):
+        got = ",".join(map(str, ranks))
+        raise ConfigError(f"--ranks is {got!r}; it takes {least} or more different numbers from 1 up, for example --ranks 1,2,4")
+
+
+def crowded(subject: Subject, ranks: int, threads: int) -> list[str]:
+    """A warning, where there are more threads at work than cores."""
+    if subject.config.device == "cuda" or ranks * threads <= subject.cores:
+        return []
+    most = subject.cores // threads
+    return [f"{ranks} ranks with {threads} thread(s) each share {subject.cores} core(s): more than {most} ranks cannot gain"]

@@ -1,0 +1,148 @@
+"""Studies that really run: small trainings on real ranks, interrupted, failing, gone on with, and submitted."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+
+import pytest
+
+from deepex.comm.launch import launcher_prefix
+from deepex.errors import RunError, UnknownName
+from deepex.record import PlannedRun, RunDirectory, StudyDirectory
+from deepex.study.execute import execute, refuse_other
+from deepex.study.script import SYSTEMS, Batch, write_scripts
+from deepex.study.targets import settle_targets
+from tests.mpi import HANGS, rank_environ, run_deepex
+
+MakeData = Callable[[int], Path]
+
+
+def planned(name: str, data: Path, *extra: str, ranks: int = 1) -> PlannedRun:
+    keys = [f"data={data}", "epochs=2", "batch=16", "threads=1", "validate=none", *extra]
+    words = [word for key in keys for word in ("--set", key)]
+    return PlannedRun(name=name, varied={"ranks": ranks}, repeat=1, ranks=ranks, command=("deepex", "train", "fashion", *words))
+
+
+def make_study(path: Path, *plan: PlannedRun) -> StudyDirectory:
+    return StudyDirectory.create(path, plan=plan, machine=[], kind="strong", recipe="fashion", settings=[], options={}, targets=[])
+
+
+@pytest.mark.slow
+def test_a_study_runs_goes_on_and_says_what_failed(make_data: MakeData, tmp_path: Path) -> None:
+    """Of three runs one fails, and is run again, alone, when the study goes on."""
+    data = make_data(64)
+    study = make_study(
+        tmp_path / "study", planned("one", data), planned("bad", tmp_path / "nothing"), planned("two", data, ranks=2)
+    )
+    assert execute(study, rank_environ()) == "failed"
+    assert [study.status(run) for run in study.plan] == ["finished", "failed", "finished"]
+    assert "nothing" in study.reason(study.plan[1])
+    assert study.state["reason"].startswith("1 of 3 runs failed, first bad: ")
+    assert [len(run.epochs()[0].wall) for _planned, run in study.trained()] == [1, 2]
+    assert not (study.run_path(study.plan[0]) / "checkpoints").exists(), "nobody goes on with what has finished"
+    before = {path: path.stat().st_mtime_ns for path in study.path.rglob("epochs.jsonl")}
+    shutil.copytree(data, tmp_path / "nothing")
+    assert execute(study, rank_environ()) == "finished"
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "what had finished is not run again"
+    settle_targets(study)
+    assert study.state["targets"][0].startswith("train error <= ")
+
+
+@pytest.mark.slow
+def test_an_interrupted_study_goes_on_from_the_checkpoint(make_data: MakeData, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deepex", "study", "strong", "fashion", "--ranks", "1,2", "--repeats", "1", "--out", "study"]
+    keys = (f"data={make_data(512)}", "batch=16", "sync.period=1", "validate=none", "target=loss <= 0")
+    command += [word for key in keys for word in ("--set", key)] + ["--epochs", "6"]
+    began = subprocess.Popen(command, cwd=tmp_path, env=rank_environ(), stdout=subprocess.PIPE, text=True)
+    record = tmp_path / "study/runs/ranks-1_repeat-1/epochs.jsonl"
+    while not record.exists():
+        assert began.poll() is None, "it ended before its first epoch did"
+        sleep(0.01)
+    began.send_signal(signal.SIGINT)
+    said, _ = began.communicate(timeout=HANGS)
+    assert (began.returncode, "stopped by SIGINT; the same command goes on" in said) == (0, True)
+    run = RunDirectory.open(record.parent)
+    assert run.state["status"] == "stopped"
+    done = len(run.epochs())
+    assert 1 <= done < 6
+    again = subprocess.run(command, cwd=tmp_path, env=rank_environ(), capture_output=True, text=True, timeout=HANGS, check=False)
+    assert again.returncode == 0, again.stderr
+    assert run.state["resumed"] == [1]
+    assert [epoch.epoch for epoch in run.epochs()] == [1, 2, 3, 4, 5, 6]
+    assert StudyDirectory.open(tmp_path / "study").state["status"] == "finished"
+
+
+def test_two_do_not_run_one_study_at_once(make_data: MakeData, tmp_path: Path) -> None:
+    from deepex.record.run import hold
+
+    study = make_study(tmp_path, planned("one", make_data(64)))
+    with hold(tmp_path), pytest.raises(RunError, match="is being written by"):
+        execute(study, os.environ)
+
+
+def test_another_study_is_refused_and_more_repeats_are_added(make_data: MakeData, tmp_path: Path) -> None:
+    data = make_data(64)
+    one, two = planned("one", data), planned("two", data)
+    study = make_study(tmp_path, one)
+    assert refuse_other(study, [one, two]) == [one, two]
+    with pytest.raises(RunError, match=r"whose run one is .*not .*batch=8"):
+        refuse_other(study, [planned("one", data, "batch=8")])
+    with pytest.raises(RunError, match=r"holds another study \(strong\)"):
+        refuse_other(study, [two])
+
+
+@pytest.mark.slow
+def test_a_dry_run_shows_the_plan_and_writes_nothing(make_data: MakeData, tmp_path: Path) -> None:
+    done = run_deepex(
+        "study", "weak", "fashion", "--set", f"data={make_data(64)}", "--set", "batch=8", "--dry-run", "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [table["varied"]["samples"] for table in told["plan"]] == [16, 32, 64, 64, 32, 16, 16, 32, 64]
+    assert told["estimate_seconds"] == pytest.approx(sum(table["estimate_seconds"] for table in told["plan"]))
+    assert told["estimate_seconds"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_job_scripts_are_shell_and_say_what_they_need(system: str, make_data: MakeData, tmp_path: Path) -> None:
+    study = make_study(tmp_path / "a b", planned("four", make_data(64), ranks=4))
+    submit = write_scripts(study, system, Batch(ranks_per_node=2, minutes=70, lines=("module load gcc",)))
+    script = submit.with_name("four.sh")
+    for path in (submit, script):
+        subprocess.run(["bash", "-n", str(path)], check=True)
+    text = script.read_text()
+    wanted = {
+        "slurm": ("--nodes=2", "--time=70", "srun -n 4"),
+        "lsf": ("-nnodes 2", "-W 70", "jsrun -n 4"),
+        "pbs": ("select=2:mpiprocs=2", "01:10:00"),
+    }
+    assert all(word in text for word in (*wanted[system], "module load gcc"))
+    assert "four.sh" in submit.read_text()
+
+
+@pytest.mark.slow
+def test_a_job_script_runs_and_the_study_has_its_run(make_data: MakeData, tmp_path: Path) -> None:
+    """The PBS script needs nothing but mpiexec, so it can run here; twice, because a job may be queued again."""
+    study = make_study(tmp_path / "study", planned("two", make_data(64), ranks=2))
+    script = write_scripts(study, "pbs", Batch()).with_name("two.sh")
+    prefix, extra = launcher_prefix(2)
+    path = os.pathsep.join([str(Path(prefix[0]).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    for _ in range(2):
+        done = subprocess.run(
+            ["bash", str(script)], env=rank_environ(PATH=path, **extra), capture_output=True, text=True, timeout=HANGS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    ((run, trained),) = study.trained()
+    assert (run.name, len(trained.epochs())) == ("two", 2)
+
+
+def test_an_unknown_batch_system_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"lsf, pbs, slurm"):
+        write_scripts(make_study(tmp_path), "slrm", Batch())
