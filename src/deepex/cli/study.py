@@ -231,10 +231,8 @@ def _estimated(plan: "list[PlannedRun]", subject: "Subject", request: "Request",
 def _run(study: "StudyDirectory", *, as_json: bool) -> None:
     from deepex.cli.study_progress import Lines
     from deepex.study.execute import Progress, execute
-    from deepex.study.targets import settle_targets
 
     status = execute(study, os.environ, Progress() if as_json else Lines())
-    settle_targets(study)
     state = study.state
     if as_json:
         sys.stdout.write(json_module.dumps({"study": str(study.path), "status": status, "reason": state["reason"]}) + "\n")
