@@ -220,12 +220,12 @@ def _study(kind: "Kind", common: Common, request: "Request") -> None:
 def _estimated(plan: "list[PlannedRun]", subject: "Subject", request: "Request", out: Path) -> "list[PlannedRun]":
     """The plan with what each run is thought to take; of a study that goes on, as it was thought before."""
     from deepex.record import StudyDirectory, is_study
-    from deepex.study.probe import probe, with_estimates
+    from deepex.study.estimate import with_estimates
 
     known = {planned.name: planned for planned in StudyDirectory.open(out).plan} if is_study(out) else {}
     if all(planned.name in known for planned in plan):
         return [replace(planned, estimate_seconds=known[planned.name].estimate_seconds) for planned in plan]
-    return with_estimates(plan, probe(subject, request))
+    return with_estimates(plan, subject, request)
 
 
 def _run(study: "StudyDirectory", *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ Reading needs no torch and no MPI. A run of the plan is done when its own record
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -29,7 +29,8 @@ SCHEMA: Final = 1
 class PlannedRun:
     """One run of a plan: `varied` is what distinguishes it from the others, apart from its `repeat` (1, 2, …).
 
-    `command` is what each of its `ranks` runs after `python -m`, without `--out`; `estimate_seconds` what it was thought to take.
+    `command` is what each of its `ranks` runs after `python -m`, without `--out`; `before`, if there is one, what a single process
+    runs first, in the same way. `estimate_seconds` is what it was thought to take.
     """
 
     name: str
@@ -37,7 +38,7 @@ class PlannedRun:
     repeat: int
     ranks: int
     command: tuple[str, ...]
-    environ: dict[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
     estimate_seconds: float | None = None
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
-from typing import Final
+from typing import IO, Final
 
 from deepex.errors import RunError
 from deepex.record import PlannedRun, RunDirectory, StudyDirectory
@@ -99,18 +99,25 @@ def _run(study: StudyDirectory, planned: PlannedRun, environ: Mapping[str, str],
         shutil.rmtree(path)
     path.mkdir(parents=True, exist_ok=True)
     with (path / "log.txt").open("ab") as log:
-        child.process = subprocess.Popen(
-            command,
-            env={**environ, **planned.environ},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # an interrupt reaches it through us, once
-        )
-        try:
-            return child.process.wait()
-        finally:
-            child.process = None
+        first = _wait([*_python(planned.before[0]), *planned.before[1:]], environ, log, child) if planned.before else 0
+        return first or _wait(command, environ, log, child)
+
+
+def _wait(command: list[str], environ: Mapping[str, str], log: IO[bytes], child: _Child) -> int:
+    if child.received:
+        return 0
+    child.process = subprocess.Popen(
+        command,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        process_group=0,  # an interrupt reaches it through us, once
+    )
+    try:
+        return child.process.wait()
+    finally:
+        child.process = None
 
 
 def command_of(planned: PlannedRun, out: Path) -> list[str]:

@@ -78,15 +78,17 @@ def _common(kind: Kind, subject: Subject, request: Request) -> dict[str, Any]:
 
 def _planned(request: Request, variant: Variant, repeat: int, common: dict[str, Any], *, seed: int) -> PlannedRun:
     settings = {"seed": seed + repeat - 1, **common, **variant.settings}
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={_text(value)}")]
-    own = [word for text in request.settings if text.partition("=")[0].strip() not in settings for word in ("--set", text)]
+    own = [text for text in request.settings if text.partition("=")[0].strip() not in settings]
+    texts = [*own, *(f"{key}={_text(value)}" for key, value in settings.items())]
+    words = [request.recipe, *(word for text in texts for word in ("--set", text))] if variant.trains else []
     return PlannedRun(
         name=_name(variant.varied, repeat),
         varied=variant.varied,
         repeat=repeat,
         ranks=variant.ranks,
-        command=("deepex", "train", request.recipe, *own, *words),
-        environ=variant.environ,
+        command=(*variant.program, *words),
+        before=variant.before,
+        estimate_seconds=variant.estimate_seconds,
     )
 
 

@@ -94,9 +94,9 @@ def script(
     """One script: what the system is told, then the run, or the rest of one that was cut off."""
     out = study.run_path(planned).resolve()
     head, launcher = make(planned, batch, str(study.path.resolve() / "scripts" / f"{planned.name}.log"))
-    variables = [f"export {key}={shlex.quote(value)}" for key, value in planned.environ.items()]
+    first = [f"{_PYTHON} {shlex.join(planned.before)} || exit 1"] if planned.before else []
     begin = f"{launcher} {_PYTHON} {shlex.join(planned.command)} --out {shlex.quote(str(out))}"
-    lines = ["#!/bin/bash", *head, *batch.lines, f"cd {shlex.quote(str(Path.cwd()))}", *variables]
+    lines = ["#!/bin/bash", *head, *batch.lines, f"cd {shlex.quote(str(Path.cwd()))}", *first]
     if planned.command[0] != "deepex":
         return "\n".join([*lines, begin, ""])
     resume, begun = f"{launcher} {_PYTHON} deepex train --resume {shlex.quote(str(out))}", shlex.quote(str(out / "run.json"))

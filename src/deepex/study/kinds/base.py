@@ -26,12 +26,19 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One setting of a study: how it is `varied`, on how many `ranks`, with which `settings` of the configuration."""
+    """One setting of a study: how it is `varied`, on how many `ranks`, with which `settings` of the configuration.
+
+    `program` is what runs after `python -m`; the recipe and the settings follow, where it `trains`, and else nothing. `before` is
+    run first. `estimate_seconds`: of what does not train.
+    """
 
     varied: dict[str, Any]
     ranks: int
     settings: dict[str, Any] = field(default_factory=dict)
-    environ: dict[str, str] = field(default_factory=dict)
+    program: tuple[str, ...] = ("deepex", "train")
+    before: tuple[str, ...] = ()
+    trains: bool = True
+    estimate_seconds: float | None = None
 
 
 class Kind(ABC):

@@ -72,9 +72,12 @@ def probe(subject: Subject, request: Request) -> Cost:
     return Cost(start_seconds=start, sample_seconds=each, samples=subject.samples, validated=validated, cores=subject.cores)
 
 
-def with_estimates(plan: list[PlannedRun], cost: Cost) -> list[PlannedRun]:
-    """The plan with what each run is thought to take."""
-    return [replace(planned, estimate_seconds=cost.seconds(planned)) for planned in plan]
+def with_estimates(plan: list[PlannedRun], subject: Subject, request: Request) -> list[PlannedRun]:
+    """The plan with what each run is thought to take; nothing is tried where all of them know that themselves."""
+    if all(planned.estimate_seconds is not None for planned in plan):
+        return plan
+    cost = probe(subject, request)
+    return [p if p.estimate_seconds is not None else replace(p, estimate_seconds=cost.seconds(p)) for p in plan]
 
 
 def _settings(planned: PlannedRun) -> dict[str, Any]:
