@@ -6,8 +6,8 @@
 
 What is resampled are repeats, and then the epochs within each: epochs of one run resemble each other more than those of the next,
 and an interval over epochs alone would be too narrow (Davison & Hinkley, Bootstrap Methods, 3.8). With a single repeat only epochs
-are left, and `repeats` says so. With many repeats their medians vary as much as epochs and repeats together, and are drawn alone. The
-draws are the same each time.
+are left, and `repeats` says so. With many repeats their medians vary as much as epochs and repeats together, and are drawn alone.
+The draws are the same each time.
 """
 
 import random
