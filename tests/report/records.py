@@ -172,7 +172,9 @@ def weak(path: Path) -> Path:
 
 def sync(path: Path) -> Path:
     runs = []
-    for i, (strategy, period) in enumerate([("weights", 1), ("weights", 16), ("weights", "epoch"), ("hierarchical", 16), ("outer", 64)]):
+    for i, (strategy, period) in enumerate(
+        [("weights", 1), ("weights", 16), ("weights", "epoch"), ("hierarchical", 16), ("outer", 64)]
+    ):
         made = Made(ranks=4, sync=0.5 / (i + 1), learns=0.5 - 0.06 * i, epochs=14, drift=True)
         runs += repeated({"strategy": strategy, "period": period}, made)
     return write_study(path, "sync", runs)
@@ -214,7 +216,9 @@ def frameworks(path: Path) -> Path:
 def transfer(path: Path) -> Path:
     chance = random.Random(5)
     plan = [PlannedRun(name="all", varied={}, repeat=1, ranks=4, command=("study", "transfer"))]
-    study = StudyDirectory.create(path, plan=plan, machine=machine(), kind="transfer", recipe="", settings={}, options={}, targets=[])
+    study = StudyDirectory.create(
+        path, plan=plan, machine=machine(), kind="transfer", recipe="", settings={}, options={}, targets=[]
+    )
     paths = [
         ("host-device pinned", "host-device", 5e-6, 55e9, 1, "cuda"),
         ("rank-rank mpi", "point-to-point", 1e-6, 9e9, 2, "mpi"),

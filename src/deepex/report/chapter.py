@@ -19,7 +19,7 @@ from deepex.report.scaling import scaling_figures
 from deepex.report.settings import setting_figures
 from deepex.report.slowness import slow_section
 from deepex.report.storage import storage_figures
-from deepex.report.summary import heading, summary_section
+from deepex.report.summary import KINDS, heading, summary_section
 from deepex.report.threads import thread_figures
 from deepex.report.transfer import transfer_figures
 from deepex.report.usage import usage_figures, usage_table
@@ -30,7 +30,8 @@ from deepex.report.words import count
 
 def chapters(collection: Collection) -> list[Section]:
     """Summary, machine, a chapter for each experiment, who is slow. What has no data is left out."""
-    found = experiments(collection)
+    order = list(KINDS)
+    found = sorted(experiments(collection), key=lambda one: order.index(one.kind) if one.kind in order else len(order))
     gained = [gains(one) if one.kind not in ("weak", "threads", "transfer") else [] for one in found]
     runs = collection.all_runs()
     parts = [summary_section(collection, found, gained)]
@@ -51,7 +52,8 @@ def _chapter(experiment: Experiment, gained: Sequence[Gain], *, several: bool) -
         title=heading(experiment, several=several),
         lead=[_lead(experiment)],
         figures=_figures(experiment, gained),
-        tables=[*tables, *([used] if used else [])],
+        tables=tables,
+        closing=[used] if used else [],
     )
 
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
+from typing import Any
 
 from deepex.report.collect import Run
 from deepex.report.experiment import Experiment, Group
 from deepex.report.figure import MOST_LINES, Figure, Trace, View, axes, band, line, quantile, ramp_at, thin
-from deepex.report.words import count, listed, number, seconds, share
+from deepex.report.words import count, listed, number, seconds
 
 _NAMES = {"error": "error", "rmse": "RMSE", "loss": "loss"}
 
@@ -39,12 +40,12 @@ def convergence_figures(experiment: Experiment) -> list[Figure]:
     groups = sorted(experiment.groups, key=lambda group: group.ranks)
     if len(groups) > MOST_LINES:
         groups = [Group(varied={}, runs=experiment.runs)]
-    name = f"all {count(len(experiment.runs), 'run')}"
+    name = experiment.runs[0].name if len(experiment.runs) == 1 else f"all {count(len(experiment.runs), 'run')}"
     curves = [found for g in groups if (found := curve(g.label or name, g.runs, "train", measure)) is not None]
     if not curves or max(len(one.epochs) for one in curves) < 2:
         return []
     both = _both(experiment, measure)
-    return [_by_group(curves, measure), *([both] if both else [])]
+    return [_by_group(curves, measure, ordered=bool(experiment.ladders())), *([both] if both else [])]
 
 
 def curve(name: str, runs: Sequence[Run], part: str, measure: str) -> Curve | None:
@@ -75,30 +76,32 @@ def curve(name: str, runs: Sequence[Run], part: str, measure: str) -> Curve | No
     )
 
 
-def traces(curves: Sequence[Curve], *, over: str) -> list[Trace]:
-    """Bands, then lines, over `epochs` or `seconds`."""
+def traces(curves: Sequence[Curve], *, over: str, ordered: bool = False) -> list[Trace]:
+    """Bands, then lines, over `epochs` or `seconds`; a family in an order has colours in that order."""
     drawn = []
     for i, one in enumerate(curves):
         x = one.epochs if over == "epochs" else one.passed
-        ramp = ramp_at(i, len(curves))
+        ramp = ramp_at(i, len(curves)) if ordered else None
         if one.runs > 1:
             drawn.append(band(x, one.low, one.high, series=i, ramp=ramp))
     for i, one in enumerate(curves):
         x = one.epochs if over == "epochs" else one.passed
         hover = "epoch %{x}: %{y:.4g}" if over == "epochs" else "%{x:.3g} s: %{y:.4g}"
         mode = "lines+markers" if len(x) <= 30 else "lines"
-        style = {} if one.measured else {"line": {"dash": "dash"}}
+        style: dict[str, Any] = {} if one.measured else {"line": {"dash": "dash"}}
         name = one.name + ("" if one.measured else " (predicted)")
-        drawn.append(line(name, x, one.middle, series=i, ramp=ramp_at(i, len(curves)), mode=mode, hover=hover, **style))
+        drawn.append(
+            line(name, x, one.middle, series=i, ramp=ramp_at(i, len(curves)) if ordered else None, mode=mode, hover=hover, **style)
+        )
     return drawn
 
 
 def score_text(measure: str, value: float) -> str:
     """An error as a percentage, anything else as a number."""
-    return share(value) if measure == "error" else number(value)
+    return f"{100 * value:.3g}\u00a0%" if measure == "error" else number(value)
 
 
-def _by_group(curves: Sequence[Curve], measure: str) -> Figure:
+def _by_group(curves: Sequence[Curve], measure: str, *, ordered: bool) -> Figure:
     last = [
         f"{score_text(measure, one.middle[-1])} for {one.name} (epoch {one.epochs[-1]}, {seconds(one.passed[-1])})"
         for one in curves
@@ -118,8 +121,12 @@ def _by_group(curves: Sequence[Curve], measure: str) -> Figure:
         columns=["runs", "epoch", "seconds passed", f"{measure} (median)", "low", "high", "repeats"],
         rows=_rows(curves),
         views=[
-            View(label="over epochs", traces=traces(curves, over="epochs"), layout=_axes("epoch", measure)),
-            View(label="over seconds", traces=traces(curves, over="seconds"), layout=_axes("seconds of training", measure)),
+            View(label="over epochs", traces=traces(curves, over="epochs", ordered=ordered), layout=_axes("epoch", measure)),
+            View(
+                label="over seconds",
+                traces=traces(curves, over="seconds", ordered=ordered),
+                layout=_axes("seconds of training", measure),
+            ),
         ],
     )
 
@@ -161,5 +168,5 @@ def _part(part: str) -> str:
 
 
 def _axes(x: str, measure: str) -> dict[str, object]:
-    form = {"tickformat": ".0%"} if measure == "error" else {}
+    form = {"tickformat": ".2~%"} if measure == "error" else {}
     return axes(x, _NAMES[measure], yaxis={"rangemode": "tozero", **form})

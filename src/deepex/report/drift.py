@@ -7,7 +7,7 @@ from statistics import median
 
 from deepex.report.collect import Run
 from deepex.report.experiment import Experiment
-from deepex.report.figure import MOST_LINES, Figure, View, axes, line, ramp_at, thin
+from deepex.report.figure import MOST_LINES, Figure, View, axes, line, thin
 from deepex.report.words import count, listed, share
 
 
@@ -48,8 +48,7 @@ def _view(chosen: list[tuple[str, Run]], field: str, label: str) -> View:
     for i, (name, run) in enumerate(chosen):
         epochs = thin([epoch for epoch in run.epochs if "all" in getattr(epoch, field)])
         values = [getattr(epoch, field)["all"] for epoch in epochs]
-        ramp = ramp_at(i, len(chosen))
-        traces.append(line(name, [e.epoch for e in epochs], values, series=i, ramp=ramp, hover="epoch %{x}: %{y:.2%}"))
+        traces.append(line(name, [e.epoch for e in epochs], values, series=i, hover="epoch %{x}: %{y:.2%}"))
     layout = axes("epoch", "share of the norm", yaxis={"tickformat": ".2~%", "rangemode": "tozero"})
     return View(label=label, traces=traces, layout=layout)
 

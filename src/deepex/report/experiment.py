@@ -107,6 +107,10 @@ def label(varied: Mapping[str, Any]) -> str:
 
 
 def _pair(key: str, value: Any) -> str:
+    if key in ("threads", "samples"):
+        return f"{value:,} {key[:-1] if value == 1 else key}"
+    if key == "onednn":
+        return "oneDNN" if value else "no oneDNN"
     return (
         value_text(value)
         if key in ("framework", "placement", "format", "directory", "layout", "strategy")

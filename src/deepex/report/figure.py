@@ -9,7 +9,10 @@ plotly.js takes some HTML in names and labels, so every text that comes from a r
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil, floor, log2, log10
 from typing import Any, Final, TypeVar
+
+from deepex.report.words import number
 
 T = TypeVar("T")
 Trace = dict[str, Any]
@@ -54,13 +57,14 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A chapter of the page."""
+    """A chapter of the page: words, tables, figures, and tables that close it. `items` are verdicts under their headings."""
 
     title: str
     lead: list[str] = field(default_factory=list)
-    items: list[str] = field(default_factory=list)
+    items: list[tuple[str, list[str]]] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    closing: list[Table] = field(default_factory=list)
 
 
 def plain(text: object) -> str:
@@ -139,22 +143,6 @@ def guide(name: str, x: Sequence[Any], y: Sequence[float]) -> Trace:
     }
 
 
-def bars(
-    name: str,
-    x: Sequence[Any],
-    y: Sequence[float | None],
-    *,
-    series: int = 0,
-    hover: str = "%{y:.3g}",
-    low: Sequence[float] | None = None,
-    high: Sequence[float] | None = None,
-) -> Trace:
-    """Bars; categories are escaped here."""
-    trace = line(name, [plain(one) for one in x], y, series=series, low=low, high=high, hover=hover)
-    del trace["mode"], trace["marker"]
-    return trace | {"type": "bar", "meta": {"series": series, "role": "bar"}}
-
-
 def boxes(name: str, labels: Sequence[Any], samples: Sequence[Sequence[float]], *, series: int = 0) -> Trace:
     """A box for each label: quartiles, whiskers at the 5th and 95th percentile. Only these five numbers go into the page."""
     cuts = [[quantile(values, q) for values in samples] for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
@@ -191,6 +179,25 @@ def rank_axis(ranks: Sequence[int]) -> dict[str, Any]:
     """A logarithmic axis with a tick at every number of ranks, as far as they fit."""
     shown = thin(sorted(set(ranks)), 12)
     return {"type": "log", "tickvals": shown, "ticktext": [f"{rank:,}" for rank in shown]}
+
+
+def log_axis(values: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis with ticks at 1, 2 and 5 of each decade, or at powers of ten where there are many."""
+    known = [value for value in values if value > 0] or [1.0]
+    least, most = floor(log10(min(known))), ceil(log10(max(known)))
+    steps = (1, 2, 5) if most - least <= 3 else (1,)
+    ticks = [step * 10.0**power for power in range(least, most + 1) for step in steps]
+    return {"type": "log", "tickvals": ticks, "ticktext": [number(tick) for tick in ticks]}
+
+
+def doublings(most: float) -> dict[str, Any]:
+    """A logarithmic axis for speedups: ticks at powers of two, or of ten where there are many."""
+    ticks = [2.0**power for power in range(-4, ceil(log2(max(most, 2))) + 1)]
+    return (
+        {"type": "log", "tickvals": ticks, "ticktext": [number(tick) for tick in ticks]}
+        if most <= 600
+        else {"type": "log", "dtick": 1}
+    )
 
 
 def categories() -> dict[str, Any]:

@@ -5,12 +5,13 @@ framework_figures(experiment), framework_table(experiment)
 
 from statistics import median
 
+from deepex.report.bars import Bars, bar_view
 from deepex.report.experiment import Experiment, Group
-from deepex.report.figure import Figure, Table, View, axes, bars, categories
+from deepex.report.figure import Figure, Table
 from deepex.report.storage import rates
 from deepex.report.usage import peak
-from deepex.report.words import number, seconds, size, within
-from deepex.speedup.statistics import middle, ratio, verdict
+from deepex.report.words import fast, number, seconds, size, within
+from deepex.speedup.statistics import middle, ratio
 
 
 def framework_table(experiment: Experiment) -> Table:
@@ -27,7 +28,7 @@ def framework_table(experiment: Experiment) -> Table:
             [
                 group.label,
                 f"{number(rate.value)} {within(rate)}",
-                "best" if group is best else verdict(ratio(best.seconds, group.seconds)),
+                "best" if group is best else fast(ratio(best.seconds, group.seconds)),
                 "not reached every time" if target and times is None else "" if times is None else seconds(middle(times).value),
                 ", ".join(f"{size(value)}{' GPU' if name.startswith('gpu') else ''}" for name, value in memory.items())
                 or "not measured",
@@ -48,14 +49,8 @@ def framework_figures(experiment: Experiment) -> list[Figure]:
     if len(groups) < 2:
         return []
     found = [middle(rates(group)) for group in groups]
-    trace = bars(
-        "samples per second",
-        [group.label for group in groups],
-        [one.value for one in found],
-        low=[one.low for one in found],
-        high=[one.high for one in found],
-        hover="%{x}: %{y:,.0f} per second",
-    )
+    row = Bars(name="", values=[one.value for one in found], intervals=found)
+    view, height = bar_view([group.label for group in groups], [row], axis="samples per second", unit=" per second")
     gained = ratio(groups[-1].seconds, groups[0].seconds)
     sentence = f"{groups[0].label} is fastest; it is {number(gained.value)} times as fast per epoch as {groups[-1].label} {within(gained)}."
     return [
@@ -65,7 +60,8 @@ def framework_figures(experiment: Experiment) -> list[Figure]:
             alt=f"Bars of samples per second for {len(groups)} frameworks. {sentence}",
             columns=["framework", "samples per second", "low", "high", "repeats"],
             rows=[[g.label, one.value, one.low, one.high, one.repeats] for g, one in zip(groups, found, strict=True)],
-            views=[View(traces=[trace], layout=axes("", "samples per second", xaxis=categories(), yaxis={"rangemode": "tozero"}))],
+            views=[view],
+            height=height,
         )
     ]
 

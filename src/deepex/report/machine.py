@@ -6,27 +6,27 @@ machine_section(runs, experiments)
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from deepex.report.collect import Run
 from deepex.report.experiment import Experiment, flatten
 from deepex.report.figure import Section, Table
 from deepex.report.words import count, listed, size, value_text
 
-_MOST_HOSTS = 20
-_MOST_VALUES = 6
+_MOST_HOSTS: Final = 20
+_MOST_VALUES: Final = 8
 
 
 def machine_section(runs: Sequence[Run], experiments: Sequence[Experiment]) -> Section:
-    """Hosts in one table; for each experiment one of the configuration."""
+    """Hosts; what differs between runs, experiment by experiment; what all share."""
     hosts = Counter(json.dumps(_host(machine)) for run in runs for machine in run.machines)
     rows = [[*json.loads(text), many] for text, many in hosts.most_common(_MOST_HOSTS)]
-    tables = [
-        Table(title="Machines", columns=["host", "processor", "GPUs", "memory", "system", "versions", "commit", "runs"], rows=rows)
-    ]
+    columns = ["host", "processor", "GPUs", "memory", "system", "versions", "commit", "runs"]
+    tables = [Table(title="Machines", columns=columns, rows=rows)]
     more = [f"{len(hosts) - _MOST_HOSTS:,} more hosts are not listed."] if len(hosts) > _MOST_HOSTS else []
-    tables += [table for experiment in experiments if experiment.runs for table in _configuration(experiment, len(experiments) > 1)]
-    return Section(title="Machine and configuration", lead=[_machines_text(rows), *more] if rows else [], tables=tables)
+    trained = [experiment for experiment in experiments if experiment.runs]
+    lead = [_machines_text(rows), *more] if rows else []
+    return Section(title="Machine and configuration", lead=lead, tables=[*tables, *_configuration(trained)])
 
 
 def _machines_text(rows: Sequence[Sequence[Any]]) -> str:
@@ -49,23 +49,35 @@ def _host(machine: dict[str, Any]) -> list[str]:
     ]
 
 
-def _configuration(experiment: Experiment, named: bool) -> list[Table]:
-    flat = [{"ranks": run.ranks, **flatten(run.config)} for run in experiment.runs]
-    differing, common = [], []
-    for key in dict.fromkeys(key for table in flat for key in table):
-        values = Counter(value_text(table[key]) if key in table else "not set" for table in flat)
-        if len(values) > 1:
-            differing.append([key, listed((f"{value} ({count(n, 'run')})" for value, n in values.most_common()), _MOST_VALUES)])
-        else:
+def _configuration(experiments: Sequence[Experiment]) -> list[Table]:
+    """A key that is the same in every run is in the second table, any other in the first."""
+    flat = [[{"ranks": run.ranks, **flatten(run.config)} for run in experiment.runs] for experiment in experiments]
+    everything = [table for tables in flat for table in tables]
+    differing: list[list[str]] = []
+    common: list[list[str]] = []
+    for key in dict.fromkeys(key for table in everything for key in table):
+        values = _values(everything, key)
+        if len(values) == 1:
             common.append([key, next(iter(values))])
-    name = f": {experiment.name}" if named else ""
-    first = Table(
-        title=f"What differs between {count(len(flat), 'run')}{name}",
-        columns=["key", "values"],
-        rows=differing,
-        marked=frozenset(range(len(differing))),
-    )
-    same = Table(
-        title=f"Configuration{' that all share' if len(flat) > 1 else ''}{name}", columns=["key", "value"], rows=common, folded=True
-    )
-    return [first, same] if differing else [same]
+        else:
+            differing += [[key, one.name, _counted(_values(tables, key))] for one, tables in zip(experiments, flat, strict=True)]
+    if len(experiments) == 1:
+        differing = [[key, text] for key, _, text in differing]
+    shared = Table(title="Configuration that all runs share", columns=["key", "value"], rows=common, folded=True)
+    if not differing:
+        return [shared]
+    marked = frozenset(at for at, row in enumerate(differing) if len(experiments) == 1 or " run" in row[-1])
+    columns = ["key", "values"] if len(experiments) == 1 else ["key", "in", "values"]
+    title = f"What differs between {count(len(everything), 'run')}"
+    return [Table(title=title, columns=columns, rows=differing, marked=marked, folded=len(differing) > 24), shared]
+
+
+def _values(tables: Sequence[dict[str, Any]], key: str) -> Counter[str]:
+    return Counter(value_text(table[key]) if key in table else "not set" for table in tables)
+
+
+def _counted(values: Counter[str]) -> str:
+    """`1 (3 runs) and 2 (3 runs)`; a value that all have stands alone."""
+    if len(values) == 1:
+        return next(iter(values))
+    return listed((f"{value} ({count(many, 'run')})" for value, many in values.most_common()), _MOST_VALUES)

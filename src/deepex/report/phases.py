@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from deepex.record import COMPUTE, PHASES
+from deepex.report.bars import Bars, bar_view
 from deepex.report.collect import Run
 from deepex.report.experiment import Experiment, Group
-from deepex.report.figure import MOST_POINTS, Figure, View, axes, bars, categories, line, rank_axis, thin
+from deepex.report.figure import Figure, View, axes, line, log_axis, rank_axis, thin
 from deepex.report.words import count, listed, seconds, share
 
 _MOST_GROUPS = 24
@@ -42,6 +43,7 @@ def _lines(rungs: Sequence[Group]) -> Figure:
         line(name, ranks, [value or None for value in table[name]], series=i, hover="%{x} ranks: %{y:.3g} s")
         for i, name in enumerate(PHASES)
     ]
+    every = [value for values in table.values() for value in values]
     first, last = rungs[0], rungs[-1]
     compute = [sum(table[name][at] for name in COMPUTE) for at in (0, -1)]
     fell = compute[0] / compute[-1] if compute[-1] else 0.0
@@ -65,17 +67,18 @@ def _lines(rungs: Sequence[Group]) -> Figure:
             [group.ranks, *(table[name][at] for name in PHASES), median(map(median, group.seconds))]
             for at, group in enumerate(rungs)
         ],
-        views=[View(traces=traces, layout=axes("ranks", "seconds per epoch", xaxis=rank_axis(ranks), yaxis={"type": "log"}))],
+        views=[View(traces=traces, layout=axes("ranks", "seconds per epoch", xaxis=rank_axis(ranks), yaxis=log_axis(every)))],
     )
 
 
 def _shares(groups: Sequence[Group], labels: Sequence[str], axis: str) -> Figure:
     table = [{name: phase_seconds(group, name) for name in PHASES} for group in groups]
     totals = [sum(row.values()) or 1.0 for row in table]
-    traces = [
-        bars(name, labels, [row[name] / total for row, total in zip(table, totals, strict=True)], series=i, hover="%{x}: %{y:.1%}")
+    rows = [
+        Bars(name=name, values=[row[name] / total for row, total in zip(table, totals, strict=True)], series=i)
         for i, name in enumerate(PHASES)
     ]
+    view, height = bar_view(labels, rows, axis="share of the time", names=axis, form=".1~%", stack=True)
     largest = [max(PHASES, key=lambda name, row=row: row[name]) for row in table]  # type: ignore[misc]
     sentence = (
         f"Sync takes {share(table[0]['sync'] / totals[0])} of the time with {labels[0]}"
@@ -89,22 +92,18 @@ def _shares(groups: Sequence[Group], labels: Sequence[str], axis: str) -> Figure
         alt=f"Stacked bars of each phase's share of the epoch. {sentence}",
         columns=[axis, *PHASES],
         rows=[[name, *(row[phase] / total for phase in PHASES)] for name, row, total in zip(labels, table, totals, strict=True)],
-        views=[
-            View(
-                traces=traces,
-                layout=axes(axis, "share of the time", barmode="stack", xaxis=categories(), yaxis={"tickformat": ".0%"}),  # type: ignore[arg-type]
-            )
-        ],
+        views=[view],
+        height=height,
     )
 
 
 def _over_epochs(run: Run) -> Figure:
-    epochs = thin([epoch for epoch in run.epochs if not epoch.partial], MOST_POINTS)
+    epochs = thin([epoch for epoch in run.epochs if not epoch.partial])
     numbers = [epoch.epoch for epoch in epochs]
-    traces = [
-        bars(name, numbers, [epoch.phase_seconds(name) for epoch in epochs], series=i, hover="epoch %{x}: %{y:.3g} s")
-        for i, name in enumerate(PHASES)
-    ]
+    rows = [Bars(name=name, values=[epoch.phase_seconds(name) for epoch in epochs], series=i) for i, name in enumerate(PHASES)]
+    view, height = bar_view(
+        [str(e.epoch) for e in epochs], rows, axis="seconds, mean of ranks", names="epoch", unit=" s", stack=True
+    )
     usual = {name: median(epoch.phase_seconds(name) for epoch in run.steady) for name in PHASES}
     total = sum(usual.values()) or 1.0
     parts = [f"{name} {share(usual[name] / total)}" for name in sorted(PHASES, key=lambda name: -usual[name])]
@@ -115,5 +114,6 @@ def _over_epochs(run: Run) -> Figure:
         alt=f"Stacked bars of seconds per phase, mean of ranks, for {count(len(epochs), 'epoch')}. {sentence}",
         columns=["epoch", *(f"{name} (s)" for name in PHASES), "epoch takes (s)"],
         rows=[[epoch.epoch, *(epoch.phase_seconds(name) for name in PHASES), epoch.seconds] for epoch in epochs],
-        views=[View(traces=traces, layout=axes("epoch", "seconds, mean of ranks", barmode="stack", xaxis={"type": "category"}))],  # type: ignore[arg-type]
+        views=[view],
+        height=height,
     )

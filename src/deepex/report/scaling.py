@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from deepex.record import Target
 from deepex.report.experiment import Experiment
-from deepex.report.figure import Figure, Trace, View, axes, guide, line, rank_axis
+from deepex.report.figure import Figure, Trace, View, axes, doublings, guide, line, rank_axis
 from deepex.report.gain import Gain
 from deepex.report.words import count, listed, number, share, within
 from deepex.speedup.statistics import Interval
@@ -110,7 +110,9 @@ def _efficiency(gained: Sequence[Gain]) -> Figure:
 
 def _learning(targets: Sequence[Target], gained: Sequence[Gain]) -> Figure:
     ranks = sorted({rank for gain in gained for rank in (gain.base.ranks, gain.group.ranks)})
-    traces, rows, parts = [], [], []
+    traces: list[Trace] = []
+    rows: list[list[object]] = []
+    parts: list[str] = []
     for target in targets:
         for name, rungs in by_ladder(gained).items():
             reached = [(gain, value) for gain in rungs if (value := gain.learning.get(target)) is not None]
@@ -140,4 +142,4 @@ def _predicted(gained: Sequence[Gain]) -> str:
 
 
 def _log_axes(name: str, ranks: Sequence[int]) -> dict[str, object]:
-    return axes("ranks", name, xaxis=rank_axis(ranks), yaxis={"type": "log", "dtick": "D2"})
+    return axes("ranks", name, xaxis=rank_axis(ranks), yaxis=doublings(ranks[-1] / ranks[0]))

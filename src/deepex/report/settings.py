@@ -6,10 +6,11 @@ setting_figures(experiment)
 from collections.abc import Sequence
 from statistics import median
 
+from deepex.report.bars import Bars, bar_view
 from deepex.report.experiment import Experiment, Group
-from deepex.report.figure import Figure, View, axes, boxes, categories, line
-from deepex.report.words import count, number, seconds
-from deepex.speedup.statistics import Interval, middle, ratio, verdict
+from deepex.report.figure import Figure, View, axes, boxes, categories
+from deepex.report.words import count, fast, seconds
+from deepex.speedup.statistics import Interval, middle, ratio
 
 _MOST = 30
 
@@ -32,26 +33,16 @@ def _points(groups: Sequence[Group]) -> Figure:
     found = [middle(group.seconds) for group in groups]
     labels = [group.label for group in groups]
     sentence = _sentence(groups)
-    trace = line(
-        "",
-        labels,
-        [one.value for one in found],
-        low=[one.low for one in found],
-        high=[one.high for one in found],
-        predicted=[not group.measured for group in groups],
-        text=[str(one) for one in found],
-        mode="markers",
-        hover="%{x}: %{text} s",
-    )
-    trace["x"] = [name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for name in labels]
+    row = Bars(name="", values=[one.value for one in found], intervals=found)
+    view, height = bar_view(labels, [row], axis="seconds per epoch", unit=" s", points=True)
     return Figure(
         title="Seconds per epoch by setting",
         sentence=sentence,
         alt=f"Points with intervals for {len(groups)} settings, the fastest first. {sentence}",
         columns=["setting", "seconds per epoch", "low", "high", "repeats"],
         rows=[[name, one.value, one.low, one.high, one.repeats] for name, one in zip(labels, found, strict=True)],
-        views=[View(traces=[trace], layout=axes("", "seconds per epoch", xaxis=categories(), yaxis={"rangemode": "tozero"}))],
-        height=420,
+        views=[view],
+        height=height,
     )
 
 
@@ -74,8 +65,8 @@ def _distribution(groups: Sequence[Group]) -> Figure:
 
 
 def _sentence(groups: Sequence[Group]) -> str:
-    fast, slow, gained = compared(groups)
+    quick, slow, gained = compared(groups)
     return (
-        f"{fast.label} has the shortest epoch, {seconds(median(map(median, fast.seconds)))}; against {slow.label}, the longest, it is "
-        f"{verdict(gained)}, a factor of {number(gained.value)}."
+        f"{quick.label} has the shortest epoch, {seconds(median(map(median, quick.seconds)))}; against {slow.label}, the longest, it is "
+        f"{fast(gained)}."
     )

@@ -3,10 +3,13 @@
 storage_figures(experiment)
 """
 
+from collections.abc import Sequence
 from statistics import median
 
+from deepex.record import EpochRecord
+from deepex.report.bars import Bars, bar_view
 from deepex.report.experiment import Experiment, Group
-from deepex.report.figure import Figure, View, axes, bars, categories
+from deepex.report.figure import Figure
 from deepex.report.words import number, share
 from deepex.speedup.statistics import middle
 
@@ -29,19 +32,11 @@ def _first(group: Group) -> float:
 def _rates(groups: list[Group]) -> Figure:
     labels = [group.label for group in groups]
     later, first = [middle(rates(group)) for group in groups], [_first(group) for group in groups]
-    hover = "%{x}: %{y:,.0f} per second"
-    traces = [
-        bars("first epoch", labels, first, series=0, hover=hover),
-        bars(
-            "steady epochs",
-            labels,
-            [one.value for one in later],
-            low=[one.low for one in later],
-            high=[one.high for one in later],
-            series=1,
-            hover=hover,
-        ),
+    rows = [
+        Bars(name="first epoch", values=first),
+        Bars(name="steady epochs", values=[o.value for o in later], intervals=later, series=1),
     ]
+    view, height = bar_view(labels, rows, axis="samples per second", unit=" per second")
     best = max(range(len(groups)), key=lambda at: later[at].value)
     cold = max(range(len(groups)), key=first.__getitem__)
     sentence = (
@@ -54,8 +49,8 @@ def _rates(groups: list[Group]) -> Figure:
         alt=f"Bars for {len(groups)} settings: the first epoch and steady epochs. {sentence}",
         columns=["setting", "first epoch (samples/s)", "steady (samples/s)", "low", "high", "repeats"],
         rows=[[n, f, s.value, s.low, s.high, s.repeats] for n, f, s in zip(labels, first, later, strict=True)],
-        views=[View(traces=traces, layout=axes("", "samples per second", xaxis=categories(), yaxis={"rangemode": "tozero"}))],
-        height=420,
+        views=[view],
+        height=height,
     )
 
 
@@ -63,10 +58,8 @@ def _lost(groups: list[Group]) -> Figure:
     labels = [group.label for group in groups]
     first = [median(_share(run.epochs[:1]) for run in group.runs) for group in groups]
     later = [median(_share(run.steady) for run in group.runs) for group in groups]
-    traces = [
-        bars(name, labels, values, series=i, hover="%{x}: %{y:.1%}")
-        for i, (name, values) in enumerate((("first epoch", first), ("steady epochs", later)))
-    ]
+    rows = [Bars(name="first epoch", values=first), Bars(name="steady epochs", values=later, series=1)]
+    view, height = bar_view(labels, rows, axis="share of the time", form=".1~%")
     worst = max(range(len(groups)), key=later.__getitem__)
     sentence = (
         f"Input costs most with {labels[worst]}: {share(first[worst])} of the first epoch and {share(later[worst])} of steady ones."
@@ -77,10 +70,10 @@ def _lost(groups: list[Group]) -> Figure:
         alt=f"Bars of the share of input in the first epoch and in steady ones. {sentence}",
         columns=["setting", "first epoch", "steady epochs"],
         rows=[[n, f, s] for n, f, s in zip(labels, first, later, strict=True)],
-        views=[View(traces=traces, layout=axes("", "share of the time", xaxis=categories(), yaxis={"tickformat": ".0%"}))],
-        height=420,
+        views=[view],
+        height=height,
     )
 
 
-def _share(epochs: list) -> float:  # type: ignore[type-arg]
+def _share(epochs: Sequence[EpochRecord]) -> float:
     return median(epoch.phase_seconds("input") / (sum(epoch.wall) / epoch.ranks) for epoch in epochs)

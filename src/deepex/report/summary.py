@@ -16,8 +16,8 @@ from deepex.report.settings import compared
 from deepex.report.threads import thread_figures
 from deepex.report.transfer import transfer_figures
 from deepex.report.weak import weak_efficiency
-from deepex.report.words import count, listed, seconds, share, within
-from deepex.speedup.statistics import middle, ratio, verdict
+from deepex.report.words import count, fast, listed, seconds, share, within
+from deepex.speedup.statistics import middle, ratio
 
 _MOST = 8
 KINDS = {
@@ -44,10 +44,8 @@ def heading(experiment: Experiment, *, several: bool) -> str:
 def summary_section(collection: Collection, experiments: Sequence[Experiment], gained: Sequence[Sequence[Gain]]) -> Section:
     """Verdicts; then what failed, has not ended or cannot be read."""
     runs = collection.all_runs()
-    items = []
-    for experiment, gains in zip(experiments, gained, strict=True):
-        head = f"{KINDS.get(experiment.kind, experiment.kind)}, {experiment.title or experiment.name}"
-        items += [f"{head}: {text}" for text in verdicts(experiment, gains)]
+    found = [(_head(one), verdicts(one, gains)) for one, gains in zip(experiments, gained, strict=True)]
+    items = [(head, texts) for head, texts in found if texts]
     lead = [
         f"This report is made of {count(len(runs), 'run')}"
         + (f" and {count(len(collection.studies), 'study', 'studies')}" if collection.studies else "")
@@ -71,6 +69,10 @@ def summary_section(collection: Collection, experiments: Sequence[Experiment], g
     return Section(title="Summary", lead=lead, items=items, tables=tables)
 
 
+def _head(experiment: Experiment) -> str:
+    return f"{KINDS.get(experiment.kind, experiment.kind)}: {experiment.title or experiment.name}"
+
+
 def verdicts(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
     """A few sentences for one experiment."""
     if experiment.kind == "transfer":
@@ -82,7 +84,8 @@ def verdicts(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
     texts = [gain_text(gain) for gain in gained[:_MOST]]
     if len(gained) > _MOST:
         texts.append(f"{len(gained) - _MOST} more are in the figures' tables.")
-    return texts + _times(experiment, gained) + _best(experiment)
+    best = _best(experiment) if experiment.kind in ("sync", "settings", "frameworks") else []
+    return texts + _times(experiment, gained) + best
 
 
 def _weak(experiment: Experiment) -> list[str]:
@@ -90,7 +93,9 @@ def _weak(experiment: Experiment) -> list[str]:
     texts = []
     for group in rest:
         kept = weak_efficiency(base, group)
-        texts.append(f"{group.label}: {share(kept.value)} of the rate per rank of {count(base.ranks, 'rank')} {within(kept)}.")
+        texts.append(
+            f"{group.label}: {share(kept.value)} of the rate per rank of {count(base.ranks, 'rank')} {within(kept, as_share=True)}."
+        )
     return texts
 
 
@@ -110,8 +115,8 @@ def _times(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
             f"{count(group.ranks, 'rank')}: an epoch takes {seconds(time.value)} {within(time)}; the {part} {experiment.measure} ends at "
             f"{score_text(experiment.measure, value)}{' in the median' if len(last) > 1 else ''} after {count(last[0].epoch, 'epoch')}."
         ]
-    fast, slow, gain = compared(experiment.groups)
-    return [f"{fast.label} against {slow.label}, the slowest per epoch of {len(experiment.groups)}: {verdict(gain)}."]
+    quick, slow, gain = compared(experiment.groups)
+    return [f"{quick.label} against {slow.label}, the slowest per epoch of {len(experiment.groups):,}: {fast(gain)}."]
 
 
 def _best(experiment: Experiment) -> list[str]:
@@ -123,7 +128,7 @@ def _best(experiment: Experiment) -> list[str]:
             continue
         others = [times for group in experiment.groups if group is not best[0] and (times := group.seconds_to(target)) is not None]
         worst = max(others, key=lambda times: median(map(median, times)), default=None)
-        against = f"; against the slowest that did: {verdict(ratio(worst, best[0].seconds_to(target) or worst))}" if worst else ""
+        against = f"; against the slowest that did: {fast(ratio(worst, best[0].seconds_to(target) or worst))}" if worst else ""
         texts.append(f"{best[0].label} reached {target} in the least time, {seconds(best[1].value)}{against}.")
     return texts
 

@@ -8,8 +8,9 @@ from statistics import median
 from typing import Final
 
 from deepex.record import PHASES, EpochRecord, Target
+from deepex.report.bars import Bars, bar_view
 from deepex.report.experiment import Experiment, Group
-from deepex.report.figure import Figure, Table, View, axes, bars, categories
+from deepex.report.figure import Figure, Table, View
 from deepex.report.words import listed, number, size
 
 _BUSY: Final = {
@@ -22,6 +23,7 @@ _BYTES: Final = {
     "read_bytes": "read per epoch",
     "written_bytes": "written per epoch",
     "network_bytes": "network per epoch",
+    "joules": "energy per epoch",
 }
 _MOST: Final = 6
 
@@ -40,12 +42,12 @@ def usage_table(experiment: Experiment) -> Table | None:
     columns = [name for name in _BYTES if any(_bytes(group, name) is not None for group in groups)]
     if not columns:
         return None
-    rows = [[group.label or "all runs", *(_size(_bytes(group, name)) for name in columns)] for group in groups]
+    rows = [[group.label or "all runs", *(_amount(name, _bytes(group, name)) for name in columns)] for group in groups]
     return Table(
-        title="Memory and bytes moved",
+        title="Memory, bytes moved and energy",
         columns=["runs", *(_BYTES[name] for name in columns)],
         rows=rows,
-        sentence="Peaks are the greatest of any rank; bytes moved are sums over ranks in the median steady epoch.",
+        sentence="Peaks are the greatest of any rank; bytes moved and energy are sums over ranks in the median steady epoch.",
         folded=len(rows) > 12,
     )
 
@@ -87,10 +89,8 @@ def _busy(groups: Sequence[Group], resource: str) -> Figure | None:
     phases = [name for name in (*PHASES, "epoch") if any(name in row for row in table.values())]
     shown = list(table.items())[-_MOST:]
     title, y = _BUSY[resource]
-    hover = "%{x}: %{y:.2f} cores" if resource == "cpu_seconds" else "%{x}: %{y:.0%}"
-    traces = [
-        bars(name, phases, [row.get(phase) for phase in phases], series=i, hover=hover) for i, (name, row) in enumerate(shown)
-    ]
+    by_name = [Bars(name=name, values=[row.get(p) for p in phases], series=i) for i, (name, row) in enumerate(shown)]
+    view, height = bar_view(phases, by_name, axis=y, names="phase", form=",.3~r" if resource == "cpu_seconds" else ".1~%")
     name, row = shown[-1]
     form = {"tickformat": ".0%"} if resource != "cpu_seconds" else {}
     what = listed(f"{number(row[p]) if not form else format(row[p], '.0%')} in {p}" for p in phases if p in row)
@@ -101,29 +101,29 @@ def _busy(groups: Sequence[Group], resource: str) -> Figure | None:
         alt=f"Bars by phase for {len(shown)} settings. {sentence}",
         columns=["runs", *phases],
         rows=[[name, *(row.get(phase) for phase in phases)] for name, row in table.items()],
-        views=[View(traces=traces, layout=axes("phase", y, xaxis=categories(), yaxis={"rangemode": "tozero", **form}))],
-        height=340,
+        views=[view],
+        height=height,
     )
 
 
 def _energy(groups: Sequence[Group], targets: Sequence[Target]) -> Figure | None:
     found = [(group, median(map(median, energy))) for group in groups if (energy := joules(group)) is not None]
-    if not found:
+    if len(found) < 2:
         return None
     labels = [group.label or "all runs" for group, _ in found]
-    views = [_energy_view("per epoch", labels, [value for _, value in found])]
+    drawn = [_energy_view("per epoch", labels, [value for _, value in found])]
     rows: list[list[object]] = [[name, value] for name, (_, value) in zip(labels, found, strict=True)]
     for target in targets:
         epochs = [[n for n in group.epochs_to(target) if n is not None] for group, _ in found]
         totals = [value * median(n) if len(n) == len(g.runs) else None for n, (g, value) in zip(epochs, found, strict=True)]
-        views.append(_energy_view(f"to {target}", labels, totals))
+        drawn.append(_energy_view(f"to {target}", labels, totals))
         for row, total in zip(rows, totals, strict=True):
             row.append(total)
     least = min(range(len(found)), key=lambda at: found[at][1])
-    sentence = f"An epoch costs least energy with {labels[least]}: {number(found[least][1])} J" + (
-        f"; most, {number(max(v for _, v in found))} J, with {labels[max(range(len(found)), key=lambda at: found[at][1])]}."
-        if len(found) > 1
-        else "."
+    most = max(range(len(found)), key=lambda at: found[at][1])
+    sentence = (
+        f"An epoch costs least energy with {labels[least]}, {number(found[least][1])} J, and most with {labels[most]}, "
+        f"{number(found[most][1])} J."
     )
     return Figure(
         title="Energy",
@@ -131,14 +131,13 @@ def _energy(groups: Sequence[Group], targets: Sequence[Target]) -> Figure | None
         alt=f"Bars of joules for {len(found)} settings. {sentence}",
         columns=["runs", "joules per epoch", *(f"joules to {target}" for target in targets)],
         rows=rows,
-        views=views,
-        height=340,
+        views=[view for view, _ in drawn],
+        height=drawn[0][1],
     )
 
 
-def _energy_view(label: str, names: Sequence[str], values: Sequence[float | None]) -> View:
-    layout = axes("", "joules", xaxis=categories(), yaxis={"rangemode": "tozero"})
-    return View(label=label, traces=[bars("", names, values, hover="%{x}: %{y:.3s}J")], layout=layout)
+def _energy_view(label: str, names: Sequence[str], values: Sequence[float | None]) -> tuple[View, int]:
+    return bar_view(names, [Bars(name="", values=values)], axis="joules", unit=" J", label=label)
 
 
 def _bytes(group: Group, resource: str) -> float | None:
@@ -153,5 +152,7 @@ def _total(epoch: EpochRecord, resource: str) -> float:
     return sum(sum(values) for values in epoch.usage.get(resource, {}).values())
 
 
-def _size(value: float | None) -> str:
-    return "not measured" if value is None else size(value)
+def _amount(resource: str, value: float | None) -> str:
+    if value is None:
+        return "not measured"
+    return f"{number(value)}\u00a0J" if resource == "joules" else size(value)

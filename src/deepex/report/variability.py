@@ -4,6 +4,7 @@ variability_figures(experiment)
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 from deepex.report.collect import Run
@@ -36,7 +37,7 @@ def _by_run(runs: Sequence[Run]) -> Figure:
         f"{number(ratio)}; within a run the middle half of the epochs lies within {share(within)}."
     )
     shown = samples if len(samples) <= _MOST_BOXES else {"medians of all runs": middles}
-    return _box_figure("Seconds per epoch, by run", sentence, "run", "seconds per epoch", shown, 0)
+    return _box_figure("Seconds per epoch, by run", sentence, shown, x="run", y="seconds per epoch", series=0)
 
 
 def _by_rank(runs: Sequence[Run]) -> Figure:
@@ -50,7 +51,7 @@ def _by_rank(runs: Sequence[Run]) -> Figure:
         f"shortest ({seconds(middles[fast])}), {share(middles[slow] / max(middles[fast], 1e-12) - 1)} apart."
     )
     shown = {str(rank): own[str(rank)] for rank in thin(ranks, _MOST_BOXES)}
-    return _box_figure("Seconds of own work per epoch, by rank", sentence, "rank", "seconds of own work", shown, 1)
+    return _box_figure("Seconds of own work per epoch, by rank", sentence, shown, x="rank", y="seconds of own work", series=1)
 
 
 def _jitter(runs: Sequence[Run]) -> Figure:
@@ -58,7 +59,7 @@ def _jitter(runs: Sequence[Run]) -> Figure:
     for run in runs:
         times = [epoch.seconds for epoch in run.steady]
         usual = median(times)
-        changes = [abs(after - before) / usual for before, after in zip(times, times[1:], strict=False)]
+        changes = [abs(after - before) / usual for before, after in pairwise(times)]
         steps[run.name.rpartition("/")[2]] = changes or [0.0]
     everything = [value for values in steps.values() for value in values]
     sentence = (
@@ -66,7 +67,7 @@ def _jitter(runs: Sequence[Run]) -> Figure:
         f"{share(quantile(everything, 0.95))} once in twenty."
     )
     shown = steps if len(steps) <= _MOST_BOXES else {"all runs": everything}
-    return _box_figure("Jitter from epoch to epoch", sentence, "run", "change, as a share of the median epoch", shown, 2)
+    return _box_figure("Jitter from epoch to epoch", sentence, shown, x="run", y="change, as a share of the epoch", series=2)
 
 
 def _scores(runs: Sequence[Run], measure: str) -> dict[str, float]:
@@ -87,32 +88,30 @@ def _accuracy(scores: dict[str, float], measure: str) -> Figure:
         f"After equally many epochs the {measure} of {count(len(values), 'run')} lies between {score_text(measure, min(values))} and "
         f"{score_text(measure, max(values))}, in the median at {score_text(measure, median(values))}."
     )
-    box = boxes("", ["all runs"], [values], series=3)
-    shown = thin(sorted(values), 200)
-    dots = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": ["each run"] * len(shown),
-        "y": shown,
-        "showlegend": False,
+    box = {
+        "type": "box",
+        "y": thin(sorted(values)),
+        "boxpoints": "all",
+        "jitter": 0.5,
+        "pointpos": -1.6,
+        "name": "",
         "hovertemplate": "%{y:.4g}<extra></extra>",
-        "meta": {"series": 3, "role": "line"},
-        "marker": {"opacity": 0.6},
+        "meta": {"series": 3, "role": "box"},
     }
-    form = {"tickformat": ".1%"} if measure == "error" else {}
+    form = {"tickformat": ".3~%"} if measure == "error" else {}
     return Figure(
         title=f"Distribution of the {measure}",
         sentence=sentence,
         alt=f"Box and points of the {measure} over runs. {sentence}",
         columns=["run", measure],
         rows=[[name, value] for name, value in scores.items()],
-        views=[View(traces=[box, dots], layout=axes("", measure, xaxis=categories(), yaxis=form))],
+        views=[View(traces=[box], layout=axes("all runs", measure, yaxis=form))],
         height=320,
     )
 
 
-def _box_figure(title: str, sentence: str, x: str, y: str, samples: dict[str, list[float]], series: int) -> Figure:
-    form = {"tickformat": ".0%"} if "share" in y else {}
+def _box_figure(title: str, sentence: str, samples: dict[str, list[float]], *, x: str, y: str, series: int) -> Figure:
+    form = {"tickformat": ".2~%"} if "share" in y else {}
     return Figure(
         title=title,
         sentence=sentence + " Boxes hold the middle half, whiskers reach to the 5th and the 95th percentile.",

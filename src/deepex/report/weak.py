@@ -45,7 +45,7 @@ def _efficiency(rungs: Sequence[Group]) -> Figure:
         hover="%{text}: %{y:.0%}",
     )
     last = values[-1]
-    sentence = f"With equal work for each rank, {count(ranks[-1], 'rank')} keep {share(last.value)} of the rate of {ranks[0]} {within(last)}."
+    sentence = f"With equal work for each rank, {count(ranks[-1], 'rank')} keep {share(last.value)} of the rate of {ranks[0]} {within(last, as_share=True)}."
     layout = axes("ranks", "weak efficiency", xaxis=rank_axis(ranks), yaxis={"tickformat": ".0%", "rangemode": "tozero"})
     return Figure(
         title="Weak efficiency over ranks",
@@ -86,7 +86,7 @@ def _at_equal_epochs(rungs: Sequence[Group], measure: str) -> Figure | None:
         f"After {count(common, 'epoch')} the validation {measure} is {score_text(measure, middles[0])} on {count(ranks[0], 'rank')} and "
         f"{score_text(measure, middles[-1])} on {ranks[-1]:,}; bars reach over all repeats."
     )
-    form = {"tickformat": ".0%"} if measure == "error" else {}
+    form = {"tickformat": ".2~%"} if measure == "error" else {}
     return Figure(
         title=f"Validation {measure} after equally many epochs",
         sentence=sentence,

@@ -56,16 +56,17 @@
     return "#" + from.map((value, i) => Math.round(value + (at % 1) * (to[i] - value)).toString(16).padStart(2, "0")).join("");
   }
   const faint = (hex, alpha) => `rgba(${channels(hex).join(",")},${alpha})`;
+  const bounds = (trace, own) => Object.fromEntries(["error_x", "error_y"].filter((name) => trace[name]).map((name) => [name, { ...trace[name], color: own }]));
   const painters = {
     line: (trace, own) => ({
       line: { width: 2.2, ...trace.line, color: own },
       marker: { size: 8, ...trace.marker, color: own, line: { width: 1.5, color: own } },
-      error_y: trace.error_y && { ...trace.error_y, color: own },
+      ...bounds(trace, own),
     }),
     band: (trace, own) => ({ fillcolor: faint(own, 0.18) }),
     guide: () => ({ line: { dash: "dot", width: 1.5, color: variable("--quiet") } }),
-    bar: (trace, own) => ({ marker: { color: own }, error_y: trace.error_y && { ...trace.error_y, color: variable("--ink") } }),
-    box: (trace, own) => ({ fillcolor: faint(own, 0.3), line: { color: own, width: 1.5 }, showlegend: false }),
+    bar: (trace, own) => ({ marker: { color: own }, ...bounds(trace, variable("--ink")) }),
+    box: (trace, own) => ({ fillcolor: faint(own, 0.3), line: { color: own, width: 1.5 }, marker: { color: own, size: 6 }, showlegend: false }),
     heat: () => ({ colorscale: "Cividis", reversescale: true, xgap: 2, ygap: 2 }),
     ring: () => ({ marker: { symbol: "circle-open", size: 46, color: variable("--series-1"), line: { width: 3 } } }),
   };
