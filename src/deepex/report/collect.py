@@ -3,8 +3,8 @@
     collection = collect([Path("studies/strong"), Path("runs")])
     collection.runs, collection.studies, collection.problems
 
-A directory may be a run, a study, or a folder that holds some, one or two levels down. A record that is damaged is not passed over in
-silence: it is among the problems, with the file and the reason, and stands in the report.
+A directory may be a run, a study, or a folder that holds some, one or two levels down. A record that is damaged is not passed over
+in silence: it is among the problems, with the file and the reason, and stands in the report.
 """
 
 from collections.abc import Iterator, Sequence
@@ -119,7 +119,7 @@ def collect(directories: Sequence[Path]) -> Collection:
         why = "; ".join(f"{problem.name}: {problem.reason or problem.status}" for problem in collection.problems[:3])
         raise RunError(
             f"nothing to report in {', '.join(map(str, directories))}: no run there has a whole epoch"
-            f"{' (' + why + ')' if why else ''}; give run directories of `deepex train --out` or `deepex study --out` that have begun"
+            f"{' (' + why + ')' if why else ''}; give directories of `deepex train --out` or `deepex study --out` that have begun"
         )
     return collection
 

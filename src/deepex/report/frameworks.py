@@ -52,7 +52,8 @@ def framework_figures(experiment: Experiment) -> list[Figure]:
     row = Bars(name="", values=[one.value for one in found], intervals=found)
     view, height = bar_view([group.label for group in groups], [row], axis="samples per second", unit=" per second")
     gained = ratio(groups[-1].seconds, groups[0].seconds)
-    sentence = f"{groups[0].label} is fastest; it is {number(gained.value)} times as fast per epoch as {groups[-1].label} {within(gained)}."
+    times = f"{number(gained.value)} times as fast per epoch as {groups[-1].label} {within(gained)}"
+    sentence = f"{groups[0].label} is fastest; it is {times}."
     return [
         Figure(
             title="Samples per second by framework",

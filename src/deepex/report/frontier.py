@@ -46,8 +46,8 @@ def _frontier(experiment: Experiment, target: Target) -> Figure | None:
     traces[1]["marker"] = {"symbol": "star", "size": 16}
     missing = len(experiment.groups) - len(reached)
     sentence = (
-        f"{best[0].label} reaches {target} in the least time, {seconds(best[1].value)}; per epoch it is {number(values[at])} times as "
-        f"fast as {base.label}."
+        f"{best[0].label} reaches {target} in the least time, {seconds(best[1].value)}; "
+        f"per epoch it is {number(values[at])} times as fast as {base.label}."
         + (f" {missing} of {len(experiment.groups)} settings did not reach the target every time." if missing else "")
     )
     return Figure(

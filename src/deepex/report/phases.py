@@ -51,7 +51,8 @@ def _lines(rungs: Sequence[Group]) -> Figure:
     crossing = next((rank for rank, t, *c in zip(ranks, sync, *(table[n] for n in COMPUTE), strict=True) if t > sum(c)), None)
     sentence = (
         f"From {first.ranks:,} to {count(last.ranks, 'rank')} compute falls from {seconds(compute[0])} to {seconds(compute[1])} "
-        f"({fell:.3g} times less; ideal {last.ranks / first.ranks:.3g}) and sync goes from {seconds(sync[0])} to {seconds(sync[-1])}. "
+        f"({fell:.3g} times less; ideal {last.ranks / first.ranks:.3g}) "
+        f"and sync goes from {seconds(sync[0])} to {seconds(sync[-1])}. "
         + (
             f"Sync takes longer than compute from {count(crossing, 'rank')} on."
             if crossing
@@ -99,7 +100,6 @@ def _shares(groups: Sequence[Group], labels: Sequence[str], axis: str) -> Figure
 
 def _over_epochs(run: Run) -> Figure:
     epochs = thin([epoch for epoch in run.epochs if not epoch.partial])
-    numbers = [epoch.epoch for epoch in epochs]
     rows = [Bars(name=name, values=[epoch.phase_seconds(name) for epoch in epochs], series=i) for i, name in enumerate(PHASES)]
     view, height = bar_view(
         [str(e.epoch) for e in epochs], rows, axis="seconds, mean of ranks", names="epoch", unit=" s", stack=True
@@ -107,7 +107,8 @@ def _over_epochs(run: Run) -> Figure:
     usual = {name: median(epoch.phase_seconds(name) for epoch in run.steady) for name in PHASES}
     total = sum(usual.values()) or 1.0
     parts = [f"{name} {share(usual[name] / total)}" for name in sorted(PHASES, key=lambda name: -usual[name])]
-    sentence = f"A steady epoch takes {seconds(median(epoch.seconds for epoch in run.steady))} on {count(run.ranks, 'rank')}: {', '.join(parts)}."
+    takes = seconds(median(epoch.seconds for epoch in run.steady))
+    sentence = f"A steady epoch takes {takes} on {count(run.ranks, 'rank')}: {', '.join(parts)}."
     return Figure(
         title="Time per phase over epochs",
         sentence=sentence,

@@ -67,6 +67,6 @@ def _distribution(groups: Sequence[Group]) -> Figure:
 def _sentence(groups: Sequence[Group]) -> str:
     quick, slow, gained = compared(groups)
     return (
-        f"{quick.label} has the shortest epoch, {seconds(median(map(median, quick.seconds)))}; against {slow.label}, the longest, it is "
-        f"{fast(gained)}."
+        f"{quick.label} has the shortest epoch, {seconds(median(map(median, quick.seconds)))}; "
+        f"against {slow.label}, the longest, it is {fast(gained)}."
     )

@@ -21,9 +21,9 @@ def slow_section(runs: Sequence[Run]) -> Section | None:
         return None
     found = [(run, one) for run in looked for one in slow_ranks(run.epochs)]
     lead = (
-        "A rank is slow if its own work (input, forward, backward and update, in which no rank waits for another) takes longer than the "
-        "median of the others, by more than 8 % and by more than noise explains. What mending it would save is the epoch's time with "
-        "that rank as fast as the median of the others, the rest unchanged."
+        "A rank is slow if its own work (input, forward, backward and update, in which no rank waits for another) takes longer "
+        "than the median of the others, by more than 8\u00a0% and by more than noise explains. What mending it would save is "
+        "the epoch's time with that rank as fast as the median of the others, the rest unchanged."
     )
     if not found:
         return Section(title="Who is slow", lead=[f"No rank stands out in {count(len(looked), 'run')} on two ranks or more.", lead])
@@ -40,8 +40,8 @@ def slow_text(found: Sequence[tuple[Run, SlowRank]]) -> str:
         run, one = max(chronic, key=lambda item: item[1].saved_seconds)
         whom = listed(sorted({f"rank {one.rank} of {run.name} ({one.phase})" for run, one in chronic}), 4)
         texts.append(
-            f"Slow in most epochs: {whom}. Mending rank {one.rank} of {run.name} alone would save {seconds(one.saved_seconds)} of each "
-            f"epoch of {seconds(one.epoch_seconds)} ({share(one.saved_seconds / one.epoch_seconds)})."
+            f"Slow in most epochs: {whom}. Mending rank {one.rank} of {run.name} alone would save {seconds(one.saved_seconds)} of "
+            f"each epoch of {seconds(one.epoch_seconds)} ({share(one.saved_seconds / one.epoch_seconds)})."
         )
     if once:
         cost = median(one.saved_seconds for _, one in found if not one.chronic)

@@ -49,8 +49,8 @@ def summary_section(collection: Collection, experiments: Sequence[Experiment], g
     lead = [
         f"This report is made of {count(len(runs), 'run')}"
         + (f" and {count(len(collection.studies), 'study', 'studies')}" if collection.studies else "")
-        + ". The first epoch of a run warms up and is left out of all times, unless it is alone; so are epochs that were resumed in "
-        f"their middle. {_repeats(experiments)} Intervals are of 95 %, by resampling repeats and the epochs within them."
+        + ". The first epoch of a run warms up and is left out of all times, unless it is alone; so are epochs that were resumed "
+        f"in their middle. {_repeats(experiments)} Intervals are of 95\u00a0%, by resampling repeats and the epochs within them."
     ]
     tables = []
     if collection.problems:
@@ -111,10 +111,12 @@ def _times(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
         train = [value for epoch in last if (value := epoch.score("train", experiment.measure)) is not None]
         value = median(held or train)
         part = "validation" if held else "training"
-        return [
-            f"{count(group.ranks, 'rank')}: an epoch takes {seconds(time.value)} {within(time)}; the {part} {experiment.measure} ends at "
-            f"{score_text(experiment.measure, value)}{' in the median' if len(last) > 1 else ''} after {count(last[0].epoch, 'epoch')}."
-        ]
+        ends = f"{score_text(experiment.measure, value)}{' in the median' if len(last) > 1 else ''}"
+        text = (
+            f"{count(group.ranks, 'rank')}: an epoch takes {seconds(time.value)} {within(time)}; "
+            f"the {part} {experiment.measure} ends at {ends} after {count(last[0].epoch, 'epoch')}."
+        )
+        return [text]
     quick, slow, gain = compared(experiment.groups)
     return [f"{quick.label} against {slow.label}, the slowest per epoch of {len(experiment.groups):,}: {fast(gain)}."]
 

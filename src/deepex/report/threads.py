@@ -58,7 +58,8 @@ def _map(name: str, groups: Sequence[Group], best: Group, everyone: Sequence[Gro
         else f"The best of all, {_kernels(best)} with {_words(best)}, is {number(gained.value)} times as fast {within(gained)}."
     )
     title = f"Threads × ranks{': ' + name if name else ''}"
-    sentence = f"{name[:1].upper() + name[1:] if name else 'Here'}: {_words(here)} give the shortest epoch, {number(least.value)} s {within(least)}. {rest}"
+    head = f"{name[:1].upper()}{name[1:]}: " if name else ""
+    sentence = f"{head}{_words(here)} give the shortest epoch, {number(least.value)} s {within(least)}. {rest}"
     return Figure(
         title=title,
         sentence=sentence,

@@ -3,7 +3,7 @@
 transfer_figures([{"path": "rank-rank mpi", "bytes": 1024, "seconds": [2e-6, 2.1e-6], …}, …])
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -33,9 +33,9 @@ def _bandwidth(lines: _Lines) -> Figure:
         "Bandwidth over message size",
         sentence,
         lines,
-        "bytes per second",
         lambda many, value: many / value,
-        "%{x:.3s}B: %{y:.3s}B/s",
+        y="bytes per second",
+        hover="%{x:.3s}B: %{y:.3s}B/s",
     )
 
 
@@ -43,10 +43,10 @@ def _time(lines: _Lines) -> Figure:
     least = {path: (points[0][0], median(points[0][1])) for path, points in lines.items()}
     order = sorted(least, key=lambda path: least[path][1])
     sentence = "The smallest message takes " + listed(f"{seconds(least[p][1])} on {p} ({size(least[p][0])})" for p in order) + "."
-    return _figure("Time over message size", sentence, lines, "seconds", lambda many, value: value, "%{x:.3s}B: %{y:.3s}s")
+    return _figure("Time over message size", sentence, lines, lambda _many, value: value, y="seconds", hover="%{x:.3s}B: %{y:.3s}s")
 
 
-def _figure(title: str, sentence: str, lines: _Lines, y: str, value: Any, hover: str) -> Figure:
+def _figure(title: str, sentence: str, lines: _Lines, value: Callable[[int, float], float], *, y: str, hover: str) -> Figure:
     traces, rows = [], []
     for i, (path, points) in enumerate(lines.items()):
         middle = [value(many, median(times)) for many, times in points]

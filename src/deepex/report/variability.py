@@ -47,8 +47,8 @@ def _by_rank(runs: Sequence[Run]) -> Figure:
     middles = {rank: median(values) for rank, values in own.items()}
     slow, fast = max(middles, key=lambda rank: middles[rank]), min(middles, key=lambda rank: middles[rank])
     sentence = (
-        f"Without waiting for others, rank {slow} works longest in an epoch ({seconds(middles[slow])} in the median) and rank {fast} "
-        f"shortest ({seconds(middles[fast])}), {share(middles[slow] / max(middles[fast], 1e-12) - 1)} apart."
+        f"Without waiting for others, rank {slow} works longest in an epoch ({seconds(middles[slow])} in the median) and "
+        f"rank {fast} shortest ({seconds(middles[fast])}), {share(middles[slow] / max(middles[fast], 1e-12) - 1)} apart."
     )
     shown = {str(rank): own[str(rank)] for rank in thin(ranks, _MOST_BOXES)}
     return _box_figure("Seconds of own work per epoch, by rank", sentence, shown, x="rank", y="seconds of own work", series=1)
@@ -85,8 +85,9 @@ def _scores(runs: Sequence[Run], measure: str) -> dict[str, float]:
 def _accuracy(scores: dict[str, float], measure: str) -> Figure:
     values = list(scores.values())
     sentence = (
-        f"After equally many epochs the {measure} of {count(len(values), 'run')} lies between {score_text(measure, min(values))} and "
-        f"{score_text(measure, max(values))}, in the median at {score_text(measure, median(values))}."
+        f"After equally many epochs the {measure} of {count(len(values), 'run')} lies between "
+        f"{score_text(measure, min(values))} and {score_text(measure, max(values))}, "
+        f"in the median at {score_text(measure, median(values))}."
     )
     box = {
         "type": "box",

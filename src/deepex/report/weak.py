@@ -45,7 +45,10 @@ def _efficiency(rungs: Sequence[Group]) -> Figure:
         hover="%{text}: %{y:.0%}",
     )
     last = values[-1]
-    sentence = f"With equal work for each rank, {count(ranks[-1], 'rank')} keep {share(last.value)} of the rate of {ranks[0]} {within(last, as_share=True)}."
+    sentence = (
+        f"With equal work for each rank, {count(ranks[-1], 'rank')} keep {share(last.value)} of the rate of {ranks[0]} "
+        f"{within(last, as_share=True)}."
+    )
     layout = axes("ranks", "weak efficiency", xaxis=rank_axis(ranks), yaxis={"tickformat": ".0%", "rangemode": "tozero"})
     return Figure(
         title="Weak efficiency over ranks",
@@ -83,8 +86,8 @@ def _at_equal_epochs(rungs: Sequence[Group], measure: str) -> Figure | None:
         hover="%{x} ranks: %{y:.4g}",
     )
     sentence = (
-        f"After {count(common, 'epoch')} the validation {measure} is {score_text(measure, middles[0])} on {count(ranks[0], 'rank')} and "
-        f"{score_text(measure, middles[-1])} on {ranks[-1]:,}; bars reach over all repeats."
+        f"After {count(common, 'epoch')} the validation {measure} is {score_text(measure, middles[0])} on "
+        f"{count(ranks[0], 'rank')} and {score_text(measure, middles[-1])} on {ranks[-1]:,}; bars reach over all repeats."
     )
     form = {"tickformat": ".2~%"} if measure == "error" else {}
     return Figure(

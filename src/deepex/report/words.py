@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them, and sentences made of them.
+r"""Numbers as a reader wants them, and sentences made of them.
 
 >>> seconds(0.01234), share(0.725), count(1200, "run")
 ('12.3\xa0ms', '72\xa0%', '1,200 runs')
