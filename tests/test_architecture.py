@@ -402,7 +402,7 @@ def test_the_help_of_every_verb_loads_nothing_heavy() -> None:
     program = """
 from typer.testing import CliRunner
 from deepex.cli import app
-for verb in (["train"], ["show"], ["doctor"], ["data"], ["data", "pack"], ["study"], ["study", "strong"]):
+for verb in (["train"], ["show"], ["report"], ["doctor"], ["data"], ["data", "pack"], ["study"], ["study", "strong"]):
     result = CliRunner().invoke(app, [*verb, "--help"])
     assert "Usage" in result.output, (verb, result.output, result.exception)
 """

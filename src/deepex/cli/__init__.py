@@ -97,6 +97,29 @@ def show_verb(
     _verb("show").show(run=run, base=base, targets=target or [], as_json=json)
 
 
+@app.command("report")
+def report_verb(
+    directories: Annotated[
+        list[str],
+        typer.Argument(metavar="DIR…", help="Run directories, study directories, or folders that hold some."),
+    ],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE.html", help="The file to write.")] = "report.html",
+) -> None:
+    """Make one self-contained HTML file of runs and studies: verdicts in words, the paper's figures, who is slow.
+
+    The file needs no network and can be mailed, printed or put into a proposal. Runs of a study are compared as it planned them;
+    others by what differs between them, ranks first.
+
+    Examples:
+      deepex report runs/one-rank runs/two-ranks -o speedup.html
+
+      deepex report studies/strong studies/sync -o proposal.html
+
+      deepex report runs
+    """
+    _verb("report").report(directories=directories, out=out)
+
+
 @app.command("doctor")
 def doctor_verb(json: _Json = False) -> None:
     """Say what this machine has (MPI, NCCL, GPUs, cores, memory, file systems), what DeepEx would choose, and why."""

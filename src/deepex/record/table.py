@@ -19,6 +19,7 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -31,8 +32,7 @@ T = TypeVar("T")
 
 def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
     """Build the dataclass `kind` from `table`; `where` is the dotted key of the table in the whole configuration."""
-    hints = get_type_hints(kind)
-    known: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    hints, known = _shape(kind)  # type: ignore[arg-type]  # a type is hashable
     for key in table:
         if key not in known:
             raise ConfigError(_unknown(where + key, key, known, where))
@@ -108,6 +108,11 @@ def load_toml(path: Path) -> dict[str, Any]:
 def dump_toml(table: Mapping[str, Any]) -> str:
     """TOML text of a table."""
     return tomli_w.dumps(table)
+
+
+@cache  # resolving annotations takes most of the time of reading a record of many epochs
+def _shape(kind: Any) -> tuple[dict[str, Any], dict[str, Field[Any]]]:
+    return get_type_hints(kind), {f.name: f for f in fields(kind)}
 
 
 def _unknown(path: str, key: str, known: Mapping[str, object], where: str) -> str:

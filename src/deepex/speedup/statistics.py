@@ -6,11 +6,12 @@
 
 What is resampled are repeats, and then the epochs within each: epochs of one run resemble each other more than those of the next,
 and an interval over epochs alone would be too narrow (Davison & Hinkley, Bootstrap Methods, 3.8). With a single repeat only epochs
-are left, and `repeats` says so. The draws are the same each time.
+are left, and `repeats` says so. With many repeats their medians vary as much as epochs and repeats together, and are drawn alone.
+The draws are the same each time.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -20,6 +21,7 @@ from deepex.record import EpochRecord
 
 _RESAMPLES: Final = 1000
 _COVERED: Final = 0.95
+_MANY: Final = 20
 Groups = Sequence[Sequence[float]]
 
 
@@ -46,13 +48,15 @@ def steady(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
 
 def middle(groups: Groups) -> Interval:
     """The median over repeats of the medians within each."""
-    drawn = [_middle(_draw(groups, chance)) for chance in _chances()]
+    draw = _drawer(groups)
+    drawn = [draw(chance) for chance in _chances()]
     return _interval(_middle(groups), drawn, len(groups))
 
 
 def ratio(base: Groups, groups: Groups, *, factor: float = 1.0) -> Interval:
     """The median of `base` over that of `groups`, times `factor`."""
-    drawn = [factor * _middle(_draw(base, chance)) / _middle(_draw(groups, chance)) for chance in _chances()]
+    draw_base, draw = _drawer(base), _drawer(groups)
+    drawn = [factor * draw_base(chance) / draw(chance) for chance in _chances()]
     return _interval(factor * _middle(base) / _middle(groups), drawn, min(len(base), len(groups)))
 
 
@@ -73,8 +77,12 @@ def _chances() -> list[random.Random]:
     return [random.Random(seed) for seed in range(_RESAMPLES)]  # noqa: S311 - draws, not secrets
 
 
-def _draw(groups: Groups, chance: random.Random) -> Groups:
-    return [chance.choices(group, k=len(group)) for group in chance.choices(groups, k=len(groups))]
+def _drawer(groups: Groups) -> Callable[[random.Random], float]:
+    """What draws from `groups` and gives the middle of the draw."""
+    if len(groups) > _MANY:
+        medians = [median(group) for group in groups]
+        return lambda chance: median(chance.choices(medians, k=len(medians)))
+    return lambda chance: _middle([chance.choices(group, k=len(group)) for group in chance.choices(groups, k=len(groups))])
 
 
 def _middle(groups: Groups) -> float:

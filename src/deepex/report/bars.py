@@ -1,0 +1,83 @@
+"""Bars with names: upright where the names are short, lying where they are long.
+
+view, height = bar_view(["a", "b"], [Bars(name="steady", values=[1.0, 2.0])], axis="seconds", form=".3s")
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from deepex.report.figure import Trace, View, axes, categories, plain
+from deepex.speedup.statistics import Interval
+
+_LONG: Final = 16  # letters of the longest name that still stands below a bar
+_MANY: Final = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """One bar for each name; `intervals` give error bars. `series` is the colour."""
+
+    name: str
+    values: Sequence[float | None]
+    intervals: Sequence[Interval] | None = None
+    series: int = 0
+
+
+def bar_view(
+    labels: Sequence[str],
+    rows: Sequence[Bars],
+    *,
+    axis: str,
+    names: str = "",
+    form: str = ",.3~r",
+    unit: str = "",
+    stack: bool = False,
+    points: bool = False,
+    label: str = "",
+) -> tuple[View, int]:
+    """The view and how high it should be. `form` is the number format of hover and axis, `points` draws marks for bars."""
+    lying = max(map(len, labels)) > _LONG or (len(labels) > _MANY and not all(one.isdigit() for one in labels))
+    shown = [_broken(one) if lying else plain(one) for one in labels]
+    traces = [_trace(shown, one, form, unit, lying=lying, points=points) for one in rows]
+    value = {"rangemode": "tozero", **({"tickformat": form} if form.endswith("%") else {})}
+    mode = {"barmode": "stack" if stack else "group"}
+    if not lying:
+        return View(traces=traces, layout=axes(names, axis, xaxis=categories(), yaxis=value) | mode, label=label), 360
+    upside = {**categories(), "autorange": "reversed"}
+    height = 110 + len(labels) * max(
+        24 if stack or points or len(rows) == 1 else 30, 16 * max(one.count("<br>") + 1 for one in shown)
+    )
+    return View(traces=traces, layout=axes(axis, "", xaxis=value, yaxis=upside) | mode, label=label), min(height, 1100)
+
+
+def _trace(labels: Sequence[str], row: Bars, form: str, unit: str, *, lying: bool, points: bool) -> Trace:
+    value, name = ("x", "y") if lying else ("y", "x")
+    role = "line" if points else "bar"
+    trace: dict[str, Any] = {
+        "type": "scatter" if points else "bar",
+        name: list(labels),
+        value: list(row.values),
+        "name": plain(row.name),
+        "hovertemplate": f"%{{{name}}}: %{{{value}:{form}}}{unit}<extra>{'%{fullData.name}' if row.name else ''}</extra>",
+        "meta": {"series": row.series, "role": role},
+    }
+    trace |= {"mode": "markers"} if points else {"orientation": "h"} if lying else {}
+    if row.intervals is not None:
+        up = [one.high - one.value for one in row.intervals]
+        down = [one.value - one.low for one in row.intervals]
+        bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
+        trace[f"error_{value}"] = bars
+    return trace
+
+
+def _broken(text: str, width: int = 26) -> str:
+    """In lines, at commas, so that a long name leaves room for its bar."""
+    lines = [""]
+    for part in text.split(", "):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append(part)
+        else:
+            lines[-1] += (", " if lines[-1] else "") + part
+    cut = [line if len(line) <= 2 * width else line[: 2 * width - 1] + "…" for line in lines[:4]]
+    return ",<br>".join(map(plain, cut))
