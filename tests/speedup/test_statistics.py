@@ -60,6 +60,8 @@ def test_a_difference_that_is_there_is_shown() -> None:
         ((1.25, 1.2, 1.3), "faster by 25 % (20 % to 30 %)"),
         ((0.8, 0.75, 0.9), "slower by 25 % (11.1 % to 33.3 %)"),
         ((1.1, 0.9, 1.3), "no difference shown (ratio 0.9 to 1.3)"),
+        ((4.0, 3.5, 4.2), "faster by a factor of 4 (3.5 to 4.2)"),
+        ((0.25, 0.2, 0.5), "slower by a factor of 4 (2 to 5)"),
     ],
 )
 def test_verdicts(interval: tuple[float, float, float], text: str) -> None:
@@ -70,3 +72,8 @@ def test_verdicts(interval: tuple[float, float, float], text: str) -> None:
 def test_the_middle_is_that_of_repeats() -> None:
     groups = [[1.0], [2.0, 2.0, 2.0, 2.0], [3.0]]
     assert middle(groups).value == statistics.median([1, 2, 3])
+
+
+def test_one_value_on_each_side_is_no_evidence() -> None:
+    assert verdict(ratio([[2.0]], [[1.0]])) == "no evidence: one value each"
+    assert verdict(ratio([[2.0], [2.0]], [[1.0], [1.0]])).startswith("faster")

@@ -6,9 +6,9 @@ import pytest
 
 from deepex.errors import ConfigError
 from deepex.record import PlannedRun
+from deepex.study.estimate import Cost
 from deepex.study.kinds import Kind, Strong, Sync, Threads, Variability, Weak
 from deepex.study.plan import Request, hardest, make_plan, open_subject
-from deepex.study.estimate import Cost
 
 
 def plan(kind: Kind, **options: object) -> list[PlannedRun]:

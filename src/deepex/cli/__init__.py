@@ -103,7 +103,18 @@ def report_verb(
         list[str],
         typer.Argument(metavar="DIR…", help="Run directories, study directories, or folders that hold some."),
     ],
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE.html", help="The file to write.")] = "report.html",
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="FILE", help="The file to write [default: report.html].", show_default=False),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare two directories instead: what differs, with intervals, in a terminal.")
+    ] = False,
+    export: Annotated[
+        str | None,
+        typer.Option(metavar="csv|mlperf|extrap", help="Write the records for other programs instead.", show_default=False),
+    ] = None,
+    json: _Json = False,
 ) -> None:
     """Make one self-contained HTML file of runs and studies: verdicts in words, the paper's figures, who is slow.
 
@@ -116,8 +127,34 @@ def report_verb(
       deepex report studies/strong studies/sync -o proposal.html
 
       deepex report runs
+
+      deepex report --compare runs/before runs/after
+
+      deepex report studies/strong --export extrap -o strong.json
     """
-    _verb("report").report(directories=directories, out=out)
+    verb = _verb("report")
+    if compare:
+        verb.compare(directories=directories, as_json=json)
+    elif export is not None:
+        verb.export(directories=directories, kind=export, out=out)
+    else:
+        verb.report(directories=directories, out=out or "report.html", as_json=json)
+
+
+@app.command("watch")
+def watch_verb(
+    directories: Annotated[list[str], typer.Argument(metavar="DIR…", help="Run and study directories, or folders that hold some.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port on this machine; 0 for any that is free.")] = 0,
+) -> None:
+    """Serve the live report of running jobs to browsers on this machine: for a login node and a port forward.
+
+    It prints an address with a token in it; who does not have that gets nothing. It reads records and changes nothing.
+
+    Examples:
+      deepex watch runs --port 8765      # on the login node
+      ssh -L 8765:localhost:8765 login   # on your laptop; then open the address there
+    """
+    _verb("watch").watch(directories=directories, port=port)
 
 
 @app.command("doctor")

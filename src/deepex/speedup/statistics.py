@@ -2,7 +2,7 @@
 
     one, four = [[10.1, 10.0], [10.4, 10.2], [9.9, 10.0]], [[2.7, 2.6], [2.8, 2.7], [2.6, 2.7]]     # seconds of epochs, by repeat
     gained = ratio(one, four)       # Interval(value=3.74…, low=3.6…, high=3.9…, repeats=3)
-    verdict(gained)                 # "faster by 274 % (262 % to 287 %)"
+    verdict(gained)                 # "faster by a factor of 3.74 (3.62 to 3.87)"
 
 What is resampled are repeats, and then the epochs within each: epochs of one run resemble each other more than those of the next,
 and an interval over epochs alone would be too narrow (Davison & Hinkley, Bootstrap Methods, 3.8). With a single repeat only epochs
@@ -62,11 +62,20 @@ def ratio(base: Groups, groups: Groups, *, factor: float = 1.0) -> Interval:
 
 def verdict(gained: Interval, better: str = "faster", worse: str = "slower") -> str:
     """Say what a ratio (base over the other, so above 1 is better) shows, and never more than that."""
+    if gained.repeats < 2 and gained.low == gained.high:
+        return "no evidence: one value each"
     if gained.low > 1:
-        return f"{better} by {_percent(gained.value)} ({_percent(gained.low)} to {_percent(gained.high)})"
+        return f"{better} by {_by(gained.low, gained.value, gained.high)}"
     if gained.high < 1:
-        return f"{worse} by {_percent(1 / gained.value)} ({_percent(1 / gained.high)} to {_percent(1 / gained.low)})"
+        return f"{worse} by {_by(1 / gained.high, 1 / gained.value, 1 / gained.low)}"
     return f"no difference shown (ratio {gained.low:.3g} to {gained.high:.3g})"
+
+
+def _by(low: float, value: float, high: float) -> str:
+    """Of small differences the percentage, of large ones the factor."""
+    if value < 2:
+        return f"{_percent(value)} ({_percent(low)} to {_percent(high)})"
+    return f"a factor of {value:.3g} ({low:.3g} to {high:.3g})"
 
 
 def _percent(factor: float) -> str:

@@ -1,0 +1,151 @@
+"""The report of what is running, over HTTP on this machine alone: for a login node and a port forward.
+
+    with Watch([Path("runs")], port=0) as watch:
+        print(watch.address)              # http://127.0.0.1:41235/TOKEN/
+        watch.serve()
+
+It can be read and nothing else. Who does not know the token gets 404, whatever is asked for, and so does a page of another site
+that points a name of its own at this machine (Host must be this one's). The report is made again only when a record has changed,
+and at most every few seconds; requests are answered few at a time, with a limit on how long one may take.
+"""
+
+import hmac
+import secrets
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final, Self
+
+from typing_extensions import override
+
+from deepex.errors import DeepexError, StorageError
+from deepex.report.build import make_report
+
+_LEAST_SECONDS: Final = 3.0  # between two makings of the report
+_AT_ONCE: Final = 8
+_REQUEST_SECONDS: Final = 20.0
+_ASKS: Final = """<script>
+(() => {
+  const key = "deepex-watch-scroll", seen = "@SEEN@";
+  addEventListener("load", () => { const y = sessionStorage.getItem(key); if (y) scrollTo(0, Number(y)); });
+  const ask = async () => {
+    try {
+      const reply = await fetch("state");
+      if (reply.ok && (await reply.text()) !== seen) { sessionStorage.setItem(key, String(scrollY)); location.reload(); }
+    } catch { /* the server has ended, or the forward is down: what is shown stays */ }
+  };
+  setInterval(ask, 3000);
+})();
+</script>"""
+
+
+class Watch:
+    """Serves the report of `directories` at `address` until it is closed."""
+
+    def __init__(self, directories: Sequence[Path], *, port: int, token: str | None = None) -> None:
+        self._directories, self._token = list(directories), token or secrets.token_urlsafe(24)
+        self._made, self._seen, self._page = -_LEAST_SECONDS, "", b""
+        self._lock, self._slots = threading.Lock(), threading.BoundedSemaphore(_AT_ONCE)
+        watch = self
+
+        class Handler(_Handler):
+            """One request."""
+
+            owner = watch
+
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        except OSError as error:
+            raise StorageError(f"port {port} cannot be used: {error.strerror}; choose another --port, or 0 for any") from error
+        self._server.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}/{self._token}/"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.server_close()
+
+    def serve(self) -> None:
+        """Answer requests until `stop`, from another thread, or an interrupt."""
+        self._server.serve_forever(poll_interval=0.2)
+
+    def stop(self) -> None:
+        """End `serve`."""
+        self._server.shutdown()
+
+    def answer(self, path: str, host: str) -> tuple[str, bytes] | None:
+        """Content type and body for a path; None for whatever is not there, or not for this caller."""
+        name = host.rsplit(":", 1)[0]
+        parts = path.split("?", 1)[0].split("/")
+        known = len(parts) == 3 and hmac.compare_digest(parts[1].encode(), self._token.encode())
+        if name not in ("127.0.0.1", "localhost") or not known:
+            return None
+        if not self._slots.acquire(blocking=False):
+            return "text/plain; charset=utf-8", b"busy"
+        try:
+            return self._answer(parts[2])
+        finally:
+            self._slots.release()
+
+    def _answer(self, name: str) -> tuple[str, bytes] | None:
+        if name == "state":
+            return "text/plain; charset=utf-8", self._state().encode()
+        return ("text/html; charset=utf-8", self._report()) if name in ("", "report.html") else None
+
+    def _state(self) -> str:
+        """What the records look like now: it changes when one of them does."""
+        files = [
+            path
+            for directory in self._directories
+            for pattern in ("**/epochs.jsonl", "**/run.json", "**/study.json", "**/measurements.json")
+            for path in sorted(directory.glob(pattern))
+        ]
+        newest = max((path.stat().st_mtime_ns for path in files), default=0)
+        return f"{len(files)}-{newest}"
+
+    def _report(self) -> bytes:
+        with self._lock:
+            state = self._state()
+            if not self._page or (state != self._seen and monotonic() - self._made > _LEAST_SECONDS):
+                self._page, self._seen, self._made = self._make(state), state, monotonic()
+            return self._page
+
+    def _make(self, state: str) -> bytes:
+        try:
+            html = make_report(self._directories).html
+        except DeepexError as error:  # nothing there yet: the page says so, and looks again
+            text = str(error).replace("&", "&amp;").replace("<", "&lt;")
+            html = f"<!doctype html><html lang=en><title>DeepEx</title><body><p>{text}</p></body></html>"
+        html = html.replace("default-src 'none';", "default-src 'none'; connect-src 'self';", 1)  # the page asks for its state
+        head, end, tail = html.rpartition("</body>")
+        return f"{head}{_ASKS.replace('@SEEN@', state)}{end}{tail}".encode()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    owner: Watch
+    timeout = _REQUEST_SECONDS
+    server_version, sys_version = "DeepEx", ""
+
+    def do_GET(self) -> None:
+        """Answer with the report, its state, or nothing."""
+        found = self.owner.answer(self.path, self.headers.get("Host", ""))
+        kind, body = found or ("text/plain; charset=utf-8", b"not found\n")
+        self.send_response(200 if found else 404)
+        for name, value in (
+            ("Content-Type", kind),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Frame-Options", "DENY"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    @override
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the address has the token in it."""
