@@ -132,3 +132,15 @@ def test_ranks_change_only_the_rounding(step: str, sync: str, make_data: MakeDat
     assert two.state["step"]["kind"] == step
     assert "share 1 GPU" in two.state["comm"]["reason"]
     assert two.epochs()[-1].train.loss == pytest.approx(one.epochs()[-1].train.loss, rel=1e-3)
+
+
+def test_the_record_has_what_the_gpu_used(tmp_path: Path) -> None:
+    config = deepex.recipe("fashion", {"epochs": 3, "sampling": 0.05, "batch": 128})
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    last = run.epochs()[-1]
+    assert list(last.usage["gpu_joules"]) == ["epoch"], "the host does not know which phase the device is in"
+    watts = sum(sum(e.usage["gpu_joules"]["epoch"]) for e in run.epochs()) / run.resources()[""][-1]["seconds"]
+    assert 10 < watts < 2000
+    assert last.usage["gpu_memory_bytes"]["epoch"][0] > 100e6
+    assert 0 <= last.usage["gpu_busy_seconds"]["epoch"][0]
+    assert any(line.get("gpu_utilisation", 0) > 0 for line in run.resources()[""])

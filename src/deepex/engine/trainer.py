@@ -79,7 +79,7 @@ class Trainer:
     def run(self, position: Position) -> Outcome:
         """Train from `position` to the end."""
         try:
-            with self._signals, self.usage.begin(position.epoch + 1):
+            with self._signals, self.usage:
                 outcome = self._epochs(position)
         finally:
             self.learner.close()
@@ -113,7 +113,7 @@ class Trainer:
         epoch, shards, learner = position.epoch, self._job.shards, self.learner
         mine = sum(shards.samples(replica, position.step, shards.steps) for replica in learner.replicas)
         self._watcher.epoch_began(epoch + 1, mine)
-        self.usage.pause()
+        self.usage.epoch_began(epoch + 1)
         began, syncs, stopped = perf_counter(), position.syncs, False
         learner.begin_epoch(epoch, position.step, position.syncs, worst=position.worst)
         while learner.plan:
@@ -167,7 +167,8 @@ class Trainer:
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
         self._check_finite(position.epoch, rows)
         train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
-        times = rows[:, _TIMES].T.tolist()
+        told = rows.tolist()
+        times = [list(column) for column in zip(*(row[_TIMES] for row in told), strict=True)]
         apart = self.learner.strategy.drift
         drift, moved = apart.shares(rows[:, _DRIFT]) if apart is not None else ({}, {})
         record = EpochRecord(
@@ -186,7 +187,7 @@ class Trainer:
             drift=drift,
             moved=moved,
             lost=position.lost + _lost(rows),
-            usage=usage_of(rows[:, _USAGE].tolist()),
+            usage=usage_of([row[_USAGE] for row in told]),
         )
         self.learner.learn(record)
         if self._comm.rank == 0:

@@ -33,25 +33,25 @@ class UsageWatch:
         self._gpu: str | None = None
         self.sampler: Sampler | None = None
 
-    def begin(self, epoch: int) -> Self:
-        """Sample from here on; `epoch` is the number of the first."""
+    def __enter__(self) -> Self:
         if not self._interval_seconds:
             return self
         self._gpu = _identifier(self._device) if self._device.type == "cuda" else None
         sources = open_sources(first=self._is_first, gpu=self._gpu)
         series = Series(self._path, self._interval_seconds) if self._is_first else None
         self.sampler = Sampler(self._interval_seconds, sources, self._clock.progress, series)
-        self.sampler.epoch = epoch
-        return self
-
-    def __enter__(self) -> Self:
-        if self.sampler is not None:
-            self.sampler.start()
+        self.sampler.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.sampler is not None:
             self.sampler.close()
+
+    def epoch_began(self, epoch: int) -> None:
+        """Tell the series; what came before is of no phase."""
+        if self.sampler is not None:
+            self.sampler.pause()
+            self.sampler.epoch = epoch
 
     def pause(self) -> None:
         """Take a sample between two phases: what is done before or after here, such as a checkpoint, does not blur into them."""

@@ -25,7 +25,7 @@ from deepex.record.clock import Progress
 class Sampler:
     """Reads `sources`, which it closes in the end, between `start` and `close`; `own_seconds` is what its thread took of a core.
 
-    An error in the thread is raised by the next `take`.
+    An error in the thread is raised by the next `take`. `epoch` is for the series.
     """
 
     def __init__(
@@ -71,7 +71,6 @@ class Sampler:
         with self._lock:
             self._sample()
             used = self._ledger.take(self._last, self._progress())
-            self.epoch += 1
         if self._error is not None:
             raise self._error
         return used
