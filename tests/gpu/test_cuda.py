@@ -135,12 +135,11 @@ def test_ranks_change_only_the_rounding(step: str, sync: str, make_data: MakeDat
 
 
 def test_the_record_has_what_the_gpu_used(tmp_path: Path) -> None:
-    config = deepex.recipe("fashion", {"epochs": 3, "sampling": 0.05, "batch": 128})
+    """Some seconds of work: the driver's counters move a few times a second."""
+    config = deepex.recipe("fashion", {"net": "resnet18", "epochs": 20, "sampling": 0.05, "batch": 128})
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
-    last = run.epochs()[-1]
-    assert list(last.usage["gpu_joules"]) == ["epoch"], "the host does not know which phase the device is in"
-    watts = sum(sum(e.usage["gpu_joules"]["epoch"]) for e in run.epochs()) / run.resources()[""][-1]["seconds"]
-    assert 10 < watts < 2000
-    assert last.usage["gpu_memory_bytes"]["epoch"][0] > 100e6
-    assert 0 <= last.usage["gpu_busy_seconds"]["epoch"][0]
-    assert any(line.get("gpu_utilisation", 0) > 0 for line in run.resources()[""])
+    epochs, (lines,) = run.epochs(), run.resources().values()
+    assert all(list(epoch.usage["gpu_joules"]) == ["epoch"] for epoch in epochs), "the host does not know the device's phase"
+    assert 10 < sum(epoch.usage["joules"]["epoch"][0] for epoch in epochs) / lines[-1]["seconds"] < 3000
+    assert 0 < sum(epoch.usage["gpu_busy_seconds"]["epoch"][0] for epoch in epochs) <= 1.01 * lines[-1]["seconds"]
+    assert epochs[-1].usage["gpu_memory_bytes"]["epoch"][0] > 100e6

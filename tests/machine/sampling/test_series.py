@@ -97,6 +97,30 @@ def test_a_resumed_run_goes_on(path: Path) -> None:
     assert [line["epoch"] for line in read(path)] == [1, 1, 1, 2, 2]
 
 
+def test_a_long_run_that_is_resumed_keeps_its_interval(path: Path) -> None:
+    """Or its early part would be thinned with every resume."""
+    first = Series(path, 0.2, most=16)
+    fill(first, 40)
+    first.write(last=True)
+    spans = [line["span_seconds"] for line in read(path)]
+    second = Series(path, 0.2, most=16)
+    second.open()
+    fill(second, 4)
+    second.write(last=True)
+    assert spans[:-1] == pytest.approx([0.8] * (len(spans) - 1))
+    assert [line["span_seconds"] for line in read(path)] == pytest.approx([*spans, 0.8])
+
+
+@pytest.mark.parametrize("text", ["17\n", '{"other": 1}\n', '{"seco\n{}\n', "\xff\n"])
+def test_a_file_that_is_none_of_ours_ends_no_run(path: Path, text: str) -> None:
+    path.write_text(text, encoding="latin-1")
+    series = Series(path, 0.2)
+    series.open()
+    fill(series, 1)
+    series.write(last=True)
+    assert len(read(path)) == 1
+
+
 def test_a_file_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     series = Series(tmp_path / "gone" / "resources.jsonl", 0.2)
     fill(series, 3)

@@ -1,7 +1,7 @@
-"""The samples of a run one after another, as lines of a file in the run directory; however long the run, they are some hundreds.
+"""The samples of a run one after another, as lines of a file in the run directory; however long the run, below 2,000.
 
     series = Series(run.path / "resources.jsonl", 0.2)
-    series.add(before, after, epoch=3)
+    series.add(before, after, passed=0.2, epoch=3)
     series.write()
 
 A line has what was used per second since the line before, and the highest levels:
@@ -64,10 +64,11 @@ class Series:
     def open(self) -> None:
         """Go on with what a run before this one has left."""
         with suppress(OSError, RunError):
-            self._lines = read_lines(self._path)
-        if self._lines:
-            self._seconds = self._lines[-1]["seconds"]
-            self._thin()
+            lines = read_lines(self._path)
+            if lines and all(isinstance(line, dict) and {"seconds", "span_seconds"} <= line.keys() for line in lines):
+                self._lines, self._seconds = lines, lines[-1]["seconds"]
+                self._stride = max(1, round(lines[0]["span_seconds"] / self._interval_seconds))
+                self._thin()
 
     def add(self, before: Reading, after: Reading, *, passed: float, epoch: int) -> None:
         """Add what happened within `passed` seconds."""
