@@ -42,6 +42,7 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
             ["every step", "leave the period out"],
         ),
         (["train", "fashion", "--set", "optim.momentum=1.5"], ["optim.momentum is 1.5", "below 1"]),
+        (["train", "fashion", "--set", "sampling=-1"], ["sampling is -1.0", "0 for no sampling"]),
         (["train", "fashion", "--set", "precision=fp8"], ["'precision' is 'fp8'", "fp32, tf32, bf16"]),
         (["train", "fashion", "--set", "net=resnet19"], ["unknown network 'resnet19'", "resnet18"]),
         (["train", "fashion", "--set", "net=nowhere:nothing"], ["'nowhere' cannot be imported", "PYTHONPATH"]),

@@ -132,3 +132,14 @@ def test_ranks_change_only_the_rounding(step: str, sync: str, make_data: MakeDat
     assert two.state["step"]["kind"] == step
     assert "share 1 GPU" in two.state["comm"]["reason"]
     assert two.epochs()[-1].train.loss == pytest.approx(one.epochs()[-1].train.loss, rel=1e-3)
+
+
+def test_the_record_has_what_the_gpu_used(tmp_path: Path) -> None:
+    """Some seconds of work: the driver's counters move a few times a second."""
+    config = deepex.recipe("fashion", {"net": "resnet18", "epochs": 20, "sampling": 0.05, "batch": 128})
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    epochs, (lines,) = run.epochs(), run.resources().values()
+    assert all(list(epoch.usage["gpu_joules"]) == ["epoch"] for epoch in epochs), "the host does not know the device's phase"
+    assert 10 < sum(epoch.usage["joules"]["epoch"][0] for epoch in epochs) / lines[-1]["seconds"] < 3000
+    assert 0 < sum(epoch.usage["gpu_busy_seconds"]["epoch"][0] for epoch in epochs) <= 1.01 * lines[-1]["seconds"]
+    assert epochs[-1].usage["gpu_memory_bytes"]["epoch"][0] > 100e6

@@ -132,6 +132,35 @@ def test_a_readers_dictionary_is_its_own(time: Time) -> None:
     assert clock.seconds() == NOTHING
 
 
+def test_the_processors_time_goes_to_the_phase_that_took_it(monkeypatch: pytest.MonkeyPatch, time: Time) -> None:
+    cpu = Time()
+    monkeypatch.setattr(module, "process_time", cpu)
+    clock = HostClock()
+    cpu.passes(64.0)  # before start: nobody's
+    clock.start()
+    for phase, seconds, busy in ((INPUT, 1.0, 0.0), (FORWARD, 2.0, 4.0), (INPUT, 1.0, 0.5)):
+        time.passes(seconds)
+        cpu.passes(busy)
+        clock.mark(phase)
+    assert clock.progress() == ((2.0, 2.0, 0.0, 0.0, 0.0), (0.5, 4.0, 0.0, 0.0, 0.0), time.now)
+
+
+def test_progress_goes_on_when_the_clock_is_reset(time: Time) -> None:
+    clock = HostClock()
+    for _ in range(3):
+        clock.reset()
+        clock.start()
+        time.passes(1.0)
+        clock.mark(UPDATE)
+        assert clock.seconds() == NOTHING | {"update": 1.0}
+    assert clock.progress().seconds == (0.0, 0.0, 0.0, 3.0, 0.0)
+
+
+@pytest.mark.parametrize("make", [NoClock, lambda: DeviceClock(Device().make_event)], ids=["no", "device"])
+def test_who_does_not_know_the_phase_yet_tells_no_progress(make: Callable[[], module.PhaseClock]) -> None:
+    assert make().progress() is None
+
+
 # On a device
 
 

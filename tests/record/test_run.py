@@ -386,3 +386,22 @@ def test_a_score_that_is_not_there_is_none() -> None:
     assert epoch.score("train", "rmse") is None
     assert epoch.score("validation", "loss") is None
     assert make_epoch(validation=Score(loss=2.0, samples=5)).score("validation", "loss") == 2.0
+
+
+# What was used from moment to moment
+
+
+def test_resources_by_host(run: RunDirectory) -> None:
+    assert run.resources() == {}
+    (run.path / "resources-n1.jsonl").write_text('{"seconds": 0.2}\n{"seconds": 0.4}\n', encoding="utf-8")
+    (run.path / "resources-n2.jsonl").write_text("", encoding="utf-8")
+    assert run.resources() == {"n1": [{"seconds": 0.2}, {"seconds": 0.4}], "n2": []}
+
+
+def test_resources_that_a_kill_cut_off(run: RunDirectory) -> None:
+    path = run.path / "resources.jsonl"
+    path.write_text('{"seconds": 0.2}\n{"seco', encoding="utf-8")
+    assert run.resources() == {"": [{"seconds": 0.2}]}
+    path.write_text('{"seconds": 0.2}\n{"seco\n{"seconds": 0.6}\n', encoding="utf-8")
+    with pytest.raises(RunError, match=r"resources\.jsonl, line 2 is damaged"):
+        run.resources()

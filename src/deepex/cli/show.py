@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from deepex.cli.usage import print_usage
 from deepex.errors import RunError
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
 from deepex.speedup import Speedup, compare, epoch_seconds
@@ -39,6 +40,7 @@ def show(*, run: str, base: str | None, targets: Sequence[str], as_json: bool) -
     if epochs:
         _print_epochs(console, epochs)
         print_phases(console, epochs)
+        print_usage(console, epochs)
     for speedup in speedups:
         _print_speedup(console, speedup, base or "")
 

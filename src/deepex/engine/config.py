@@ -28,7 +28,7 @@ class RunConfig:
     in memory. `onednn`: whether a CPU may compute with oneDNN's kernels (on Arm those of the Arm Compute Library); off, one sees
     what they gain. `augment`: random crops and flips. `statistics`: batch norm's, with which weights are validated and delivered:
     the `running` ones, or `estimated` anew from some training batches, which `auto` chooses where replicas make few steps in an
-    epoch.
+    epoch. `sampling`: seconds between two looks at what the run uses (processor, memory, I/O, GPU, energy); 0 for none.
     """
 
     net: str
@@ -56,6 +56,7 @@ class RunConfig:
     validate: Literal["parallel", "rank0", "none"] = "parallel"
     statistics: Literal["auto", "running", "estimated"] = "auto"
     verify: bool = True
+    sampling: float = 0.2
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
@@ -65,6 +66,8 @@ class RunConfig:
         for name, least in (("epochs", 1), ("batch", 1), ("replicas", 0), ("threads", 0), ("seed", 0), ("samples", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.sampling != 0 and not 0.01 <= self.sampling <= 3600:
+            raise ConfigError(f"sampling is {self.sampling}; it must be from 0.01 to 3600 seconds, or 0 for no sampling")
         if self.objective not in OBJECTIVES:
             raise UnknownName("objective", self.objective, OBJECTIVES)
         if self.target is not None:

@@ -22,13 +22,16 @@ from deepex.engine.evaluate import Evaluator
 from deepex.engine.job import Job
 from deepex.engine.learner import Learner
 from deepex.engine.stop import StopPoll, StopSignals
+from deepex.engine.usage import UsageWatch
 from deepex.engine.watch import Watcher
 from deepex.errors import DivergedError
+from deepex.machine.sampling.usage import LENGTH, usage_of
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
 from deepex.record.clock import PhaseClock
 
 _TRAIN, _LOST, _REST = slice(0, 3), 3, slice(4, None)  # of a row that a rank tells the others
-_TIMES, _VALIDATION, _DRIFT = slice(4, 5 + len(PHASES)), slice(5 + len(PHASES), 9 + len(PHASES)), slice(9 + len(PHASES), None)
+_TIMES, _VALIDATION = slice(4, 5 + len(PHASES)), slice(5 + len(PHASES), 9 + len(PHASES))
+_USAGE, _DRIFT = slice(9 + len(PHASES), 9 + len(PHASES) + LENGTH), slice(9 + len(PHASES) + LENGTH, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,7 @@ class Trainer:
         self._evaluator = _make_evaluator(job, comm)
         self._target = Target.parse(str(job.config.target)) if job.config.target else None
         self._signals, self._poll = StopSignals(), StopPoll(job.device)
+        self.usage = UsageWatch(job, comm, run, self.learner.clock)
 
     def load(self, checkpoint: Checkpoint | None) -> Position:
         """Take over rank 0's initial weights, or the state of a checkpoint."""
@@ -75,7 +79,7 @@ class Trainer:
     def run(self, position: Position) -> Outcome:
         """Train from `position` to the end."""
         try:
-            with self._signals:
+            with self._signals, self.usage:
                 outcome = self._epochs(position)
         finally:
             self.learner.close()
@@ -109,6 +113,7 @@ class Trainer:
         epoch, shards, learner = position.epoch, self._job.shards, self.learner
         mine = sum(shards.samples(replica, position.step, shards.steps) for replica in learner.replicas)
         self._watcher.epoch_began(epoch + 1, mine)
+        self.usage.epoch_began(epoch + 1)
         began, syncs, stopped = perf_counter(), position.syncs, False
         learner.begin_epoch(epoch, position.step, position.syncs, worst=position.worst)
         while learner.plan:
@@ -120,9 +125,11 @@ class Trainer:
             every = self._config.checkpoint.syncs
             if stop < shards.steps and (stopped or (every and syncs % every == 0)):
                 here = self._position(epoch, stop, syncs, position)
+                self.usage.pause()
                 self._save(here)
                 if stopped:
                     return here, True, False
+                self.usage.pause()
                 learner.clock.start()  # writing a checkpoint is none of the phases
         record = self._end_epoch(position, syncs, mine, began)
         stopped = stopped or self._poll.settled()
@@ -156,11 +163,12 @@ class Trainer:
         sums = self.learner.runner.sums.tolist()
         validation = self._validate(position.epoch)
         seen = mine - self.learner.lost_samples
-        row = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *self.learner.apart()]
+        row = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *self.usage.row(), *self.learner.apart()]
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
         self._check_finite(position.epoch, rows)
         train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
-        times = rows[:, _TIMES].T.tolist()
+        told = rows.tolist()
+        times = [list(column) for column in zip(*(row[_TIMES] for row in told), strict=True)]
         apart = self.learner.strategy.drift
         drift, moved = apart.shares(rows[:, _DRIFT]) if apart is not None else ({}, {})
         record = EpochRecord(
@@ -179,10 +187,12 @@ class Trainer:
             drift=drift,
             moved=moved,
             lost=position.lost + _lost(rows),
+            usage=usage_of([row[_USAGE] for row in told]),
         )
         self.learner.learn(record)
         if self._comm.rank == 0:
             self._run.append(record)
+        self.usage.write()
         return record
 
     @contextmanager

@@ -6,14 +6,14 @@
     loss = net(batch);   clock.mark(FORWARD)
     clock.seconds()      # {"input": 0.01, "forward": 0.2, ...}
 
-`mark` attributes everything since the last mark to a phase. On a CPU it costs one `perf_counter`; on an accelerator it records an
-event and nobody waits for it: the events are read when the epoch is over.
+`mark` attributes everything since the last mark to a phase. On a CPU it costs one `perf_counter` and one `process_time`; on an
+accelerator it records an event and nobody waits for it: the events are read when the epoch is over.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from time import perf_counter
-from typing import Final, Protocol
+from time import perf_counter, process_time
+from typing import Final, NamedTuple, Protocol
 
 from typing_extensions import override
 
@@ -35,6 +35,18 @@ class Event(Protocol):
         """Milliseconds from this event to `end_event`."""
 
 
+class Progress(NamedTuple):
+    """What a clock has given to each phase since it was made, whatever was reset; `marked`: when it last did (`perf_counter`).
+
+    `cpu_seconds` are those of all threads of the process. They are exact for the thread that marks; of another thread that runs at
+    that moment the kernel knows them up to its last tick only, some milliseconds ago.
+    """
+
+    seconds: tuple[float, ...]
+    cpu_seconds: tuple[float, ...]
+    marked: float
+
+
 class PhaseClock(ABC):
     """Seconds per phase since the last `reset`."""
 
@@ -54,31 +66,44 @@ class PhaseClock(ABC):
     def reset(self) -> None:
         """Forget everything measured so far."""
 
+    def progress(self) -> Progress | None:
+        """How far the phases have come, for another thread; None where only the device knows."""
+        return None
+
 
 class HostClock(PhaseClock):
-    """Phases by `perf_counter`, for work that is done when the call returns."""
+    """Phases by `perf_counter`, for work that is done when the call returns.
+
+    One thread marks. Another may ask for `progress`: it finds at worst a phase that has its seconds and a mark that is not yet set.
+    """
 
     def __init__(self) -> None:
-        self._seconds = [0.0] * len(PHASES)
-        self._last = perf_counter()
+        self._seconds, self._cpu_seconds = [0.0] * len(PHASES), [0.0] * len(PHASES)
+        self._forgotten = tuple(self._seconds)
+        self._last, self._last_cpu = perf_counter(), process_time()
 
     @override
     def start(self) -> None:
-        self._last = perf_counter()
+        self._last, self._last_cpu = perf_counter(), process_time()
 
     @override
     def mark(self, phase: int) -> None:
-        now = perf_counter()
+        now, cpu = perf_counter(), process_time()
         self._seconds[phase] += now - self._last
-        self._last = now
+        self._cpu_seconds[phase] += cpu - self._last_cpu
+        self._last, self._last_cpu = now, cpu
 
     @override
     def seconds(self) -> dict[str, float]:
-        return dict(zip(PHASES, self._seconds, strict=True))
+        return {name: now - then for name, now, then in zip(PHASES, self._seconds, self._forgotten, strict=True)}
 
     @override
     def reset(self) -> None:
-        self._seconds = [0.0] * len(PHASES)
+        self._forgotten = tuple(self._seconds)
+
+    @override
+    def progress(self) -> Progress:
+        return Progress(tuple(self._seconds), tuple(self._cpu_seconds), self._last)
 
 
 class DeviceClock(PhaseClock):

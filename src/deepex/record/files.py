@@ -58,6 +58,18 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} cannot be read: {error.strerror}; restore it or start a new run") from error
 
 
+def read_lines(path: Path) -> list[Any]:
+    """Read a file of JSON lines. A last line without its end was cut off by a kill and is none."""
+    *lines, _cut = path.read_bytes().split(b"\n")
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise RunError(f"{path}, line {number} is damaged: {error}; delete the line or restore the file") from error
+    return found
+
+
 def storage_error(path: Path, error: OSError) -> StorageError:
     """The failure of a write, with what is free and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

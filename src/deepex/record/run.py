@@ -5,6 +5,7 @@
       machine.json       hardware and versions of each host
       run.json           status, why it ended, and what was chosen (ranks, replicas, communicator, placement …) with reasons
       epochs.jsonl       one line per epoch: see EpochRecord
+      resources.jsonl    what was used from moment to moment (resources-HOST.jsonl where there are several nodes)
       checkpoints/       *.safetensors with their *.json; the .json is written last and makes the checkpoint whole
       weights.safetensors  the trained network, as plain named tensors, when the run has ended
       .lock              held by the process that writes here
@@ -28,7 +29,7 @@ from typing import Any, Final, Self
 
 from deepex.errors import ConfigError, RunError
 from deepex.record.clock import COMPUTE, PHASES
-from deepex.record.files import read_json, storage_error, write_json, write_text
+from deepex.record.files import read_json, read_lines, storage_error, write_json, write_text
 from deepex.record.table import dump_toml, from_table, load_toml
 
 SCHEMA: Final = 1
@@ -180,6 +181,14 @@ class RunDirectory:
             return []
         *lines, _cut = path.read_bytes().split(b"\n")
         return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+
+    def resources(self) -> dict[str, list[dict[str, float]]]:
+        """What each node's first rank saw from moment to moment, by host; a run on one node has the host "".
+
+        The keys of a line are told in deepex.machine.sampling.series; what could not be read is not there.
+        """
+        paths = sorted(self.path.glob("resources*.jsonl"))
+        return {path.stem.removeprefix("resources").removeprefix("-"): read_lines(path) for path in paths}
 
     def forget_after(self, last: int) -> None:
         """Drop the epochs after number `last` (and a cut-off line): a resumed run will write them again."""
