@@ -16,6 +16,7 @@ import torch
 
 from deepex.comm import Communicator
 from deepex.comm.together import AgreedError
+from deepex.data.feeds import tally
 from deepex.engine import checkpoint as checkpoints
 from deepex.engine.checkpoint import Checkpoint, Position
 from deepex.engine.evaluate import Evaluator
@@ -28,7 +29,8 @@ from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
 from deepex.record.clock import PhaseClock
 
 _TRAIN, _LOST, _REST = slice(0, 3), 3, slice(4, None)  # of a row that a rank tells the others
-_TIMES, _VALIDATION, _DRIFT = slice(4, 5 + len(PHASES)), slice(5 + len(PHASES), 9 + len(PHASES)), slice(9 + len(PHASES), None)
+_TIMES, _VALIDATION = slice(4, 5 + len(PHASES)), slice(5 + len(PHASES), 9 + len(PHASES))
+_READS, _DRIFT = slice(9 + len(PHASES), 13 + len(PHASES)), slice(13 + len(PHASES), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +156,16 @@ class Trainer:
         phases = self.learner.clock.seconds()
         wall = perf_counter() - began
         sums = self.learner.runner.sums.tolist()
+        reads = [*tally.take()]
         validation = self._validate(position.epoch)
+        reads += tally.take()
         seen = mine - self.learner.lost_samples
-        row = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *self.learner.apart()]
+        row = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *reads, *self.learner.apart()]
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
         self._check_finite(position.epoch, rows)
         train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
-        times = rows[:, _TIMES].T.tolist()
+        columns = rows.T.tolist()
+        times = columns[_TIMES]
         apart = self.learner.strategy.drift
         drift, moved = apart.shares(rows[:, _DRIFT]) if apart is not None else ({}, {})
         record = EpochRecord(
@@ -179,6 +184,7 @@ class Trainer:
             drift=drift,
             moved=moved,
             lost=position.lost + _lost(rows),
+            usage=tally.usage(*columns[_READS]),
         )
         self.learner.learn(record)
         if self._comm.rank == 0:

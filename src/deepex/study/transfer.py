@@ -56,8 +56,8 @@ def measure(
     """Time every path that the ranks of `comm` have, and give every rank all tables. Collective.
 
     `sizes` in bytes are by default 8 to 64 MiB, as far as memory allows; `groups` the numbers of ranks that all-reduce, by default
-    2, 4, 8 … and all. `device` is this rank's. `watch` is told each table on its rank. Errors are as comm/together.py has them: call
-    it within `abort_on_failure`.
+    2, 4, 8 … and all. `device` is this rank's. `watch` is told each table on its rank. Call it within `abort_on_failure`
+    (comm/together.py), as errors are of one rank or of all.
     """
     timing = timing or Timing()
     room = min(comm.gather(_room(comm)))
