@@ -70,6 +70,7 @@ def _train(
     config: RunConfig, comm: Communicator, path: Path, held: ExitStack, *, reason: str, resume: bool, watcher: Watcher
 ) -> RunDirectory:
     run = RunDirectory(path)
+    tally.take()  # what the process read before is no part of the run
     if resume:
         together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))
     checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
