@@ -17,7 +17,7 @@ from deepex.errors import CommError, ConfigError
 from deepex.study.fit import fit, worst_deviation
 from deepex.study.probe import HOST, all_reduce
 from deepex.study.timing import Timing
-from deepex.study.transfer import _pairs, default_sizes, measure
+from deepex.study.transfer import _crowded, _pairs, default_sizes, measure
 from tests.mpi import own_lines, run_ranks
 
 SIZES = [8, 4096, 100_000]
@@ -116,6 +116,11 @@ def test_one_rank_measures_its_memory_and_writes_nothing_that_json_lacks() -> No
 def test_a_size_that_memory_lacks_is_refused() -> None:
     with pytest.raises(AgreedError, match=r"--sizes has 4611686018427387904, but a rank has memory for \d+ bytes: leave it out"):
         measure(SoloCommunicator(), sizes=[1 << 62])
+
+
+def test_ranks_that_share_cores_are_told() -> None:
+    assert _crowded(4, 2) == "4 ranks on 2 cores: times are those of waiting for a core"
+    assert {_crowded(2, 2), _crowded(4, None)} == {""}
 
 
 def test_sizes_by_default() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepex.data.deal import Bands, deal, lost_class, spread
+from deepex.data.feeds import tally
 from deepex.data.feeds.read import REQUEST_BYTES, Sink, requests
 from deepex.data.manifest import Manifest, Part
 from deepex.data.packing.check import class_names
@@ -79,7 +80,8 @@ def find_hdf5(path: Path) -> list[Path]:
         return sorted(one for one in path.iterdir() if one.name.lower().endswith(SUFFIXES) and not one.name.startswith("."))
     if not path.is_file():
         return []
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
+        tally.opened(len(MAGIC))
         return [path] if file.read(len(MAGIC)) == MAGIC or path.name.lower().endswith(SUFFIXES) else []
 
 

@@ -67,7 +67,7 @@ def measure(
     for members, probes in _plan(comm, groups, device):
         part = comm.split(int(comm.rank not in members))
         if comm.rank in members:
-            for probe in _with_own_memory(part, probes):
+            for probe in probes:
                 for table in _along(part, probe, sizes, timing):
                     tables.append({**table, "comm": comm.kind})
                     watch(tables[-1])
@@ -95,10 +95,15 @@ def _plan(comm: Communicator, groups: Sequence[int], device: torch.device) -> It
         yield range(ranks), [memory(ranks), *(gpu_probes(device, ranks) if on_gpu else ())]
     # What a communicator is for: NCCL moves device memory alone, gloo the host's, MPI both.
     places = [HOST] * (comm.kind != "nccl") + [device] * (on_gpu and comm.kind != "gloo")
-    for pair, note in _pairs(comm.gather(comm.place.node)).items():
+    nodes = comm.gather(comm.place.node)
+    for pair, note in _pairs(nodes).items():
         yield pair, [ping_pong(comm.kind, pair, device=place, note=note) for place in places]
     for ranks in groups:
-        yield range(ranks), [all_reduce(comm.kind, ranks, device=place) for place in places]
+        probes = [all_reduce(comm.kind, ranks, device=place) for place in places]
+        # On one node a sync sums in memory that the ranks share. What the library does, as it must between nodes, comes beside it.
+        if HOST in places and len(set(nodes[:ranks])) == 1:
+            probes.append(all_reduce(comm.kind, ranks, device=HOST, own=True))
+        yield range(ranks), probes
 
 
 def _pairs(nodes: Sequence[int]) -> dict[tuple[int, int], str]:
@@ -110,17 +115,16 @@ def _pairs(nodes: Sequence[int]) -> dict[tuple[int, int], str]:
     return {(0, rank): "within a node" if nodes[rank] == nodes[0] else "between nodes" for rank in chosen}
 
 
-def _with_own_memory(part: Communicator, probes: Sequence[Probe]) -> Iterator[Probe]:
-    """The probes; where a sync would sum in memory that the ranks share, also the library's own all-reduce. Collective."""
-    for probe in probes:
-        yield probe
-        if probe.kind == "all-reduce" and part.shares(part.zeros(1, torch.float32, probe.device)):
-            yield all_reduce(part.kind, part.size, device=probe.device, own=True)
+def _crowded(ranks: int, cores: int | None) -> str:
+    """What to say of ranks that must share cores: each may wait for time slices of those that wait for it."""
+    return f"{ranks} ranks on {cores} cores: times are those of waiting for a core" if cores and ranks > cores else ""
 
 
 def _along(part: Communicator, probe: Probe, sizes: Sequence[int], timing: Timing) -> Iterator[Table]:
     """The tables of one path."""
-    about = {"path": probe.path, "kind": probe.kind, "ranks": part.size, "note": probe.note}
+    crowded = _crowded(part.place.local_size, describe_cpu()["num_cores_usable"])
+    note = "; ".join(filter(None, (probe.note, crowded)))
+    about = {"path": probe.path, "kind": probe.kind, "ranks": part.size, "note": note}
     points = []
     for size in sizes:
         found, runs = timing.time(part, probe.make(part, size), probe.settle)
