@@ -203,7 +203,7 @@ def run(options: argparse.Namespace) -> None:
     comm = connect(options.comm, device="cuda" if on_gpu else "cpu")
     device = torch.device("cuda", comm.place.local_rank % torch.cuda.device_count()) if on_gpu else HOST
     torch.set_num_threads(max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size))  # as a training does
-    with abort_on_failure(comm, _complain, _complain):
+    with abort_on_failure(comm, _complain, lambda _: None):
         watch = _say if comm.rank == 0 else lambda _: None
         tables = measure(comm, sizes=sizes, groups=groups, timing=timing, device=device, watch=watch)
         together(comm, lambda: write_json(Path(options.out), tables) if comm.rank == 0 else None)
