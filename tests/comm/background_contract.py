@@ -228,6 +228,12 @@ class Wrapping(Communicator):
     def exchange(self, parts: torch.Tensor) -> torch.Tensor:
         return self._inner.exchange(parts)
 
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        self._inner.send(tensor, to)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        self._inner.receive(tensor, source)
+
     def barrier(self) -> None:
         self._inner.barrier()
 

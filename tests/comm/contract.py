@@ -204,6 +204,28 @@ def check_what_has_not_one_row_per_rank_is_not_exchanged(comm: Communicator) -> 
             comm.exchange(torch.ones(shape))
 
 
+def check_messages_from_rank_to_rank(comm: Communicator) -> None:
+    """From each to each, small and large, of a type that MPI cannot sum; in place."""
+    for count in (1, 300_001):
+        for sender in range(comm.size):
+            for receiver in set(range(comm.size)) - {sender}:
+                tensor = torch.full((count,), comm.rank, dtype=torch.bfloat16)
+                address = tensor.data_ptr()
+                if comm.rank == sender:
+                    comm.send(tensor, receiver)
+                elif comm.rank == receiver:
+                    comm.receive(tensor, sender)
+                assert tensor.eq(sender if comm.rank == receiver else comm.rank).all()
+                assert tensor.data_ptr() == address
+
+
+def check_messages_to_nobody_are_refused(comm: Communicator) -> None:
+    for partner in (comm.rank, comm.size, -1):
+        for call in (comm.send, comm.receive):
+            with pytest.raises(CommError, match=f"another one from 0 to {comm.size - 1}"):
+                call(torch.ones(1), partner)
+
+
 def check_gather_values_of_different_sizes(comm: Communicator) -> None:
     values = comm.gather({"text": "é" * comm.rank * 50, "list": [None, comm.rank]})
     assert values == [{"text": "é" * r * 50, "list": [None, r]} for r in range(comm.size)]

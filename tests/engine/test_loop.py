@@ -55,6 +55,12 @@ class Recording(Communicator):
         self._note("exchange", parts)
         return self._inner.exchange(parts)
 
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        raise AssertionError
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        raise AssertionError
+
     def barrier(self) -> None: ...
     def split(self, color: int, key: int = 0) -> Communicator:
         raise AssertionError

@@ -7,7 +7,6 @@ traceback. DEEPEX_DEBUG=1 shows it.
 import os
 import sys
 from importlib import import_module
-from time import sleep
 from typing import Annotated, Any
 
 import typer
@@ -204,22 +203,9 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    """Print one line and end; of ranks that all found the same mistake, rank 0 speaks."""
-    from deepex.comm.place import find_place
+    from deepex.comm.launch import fail
 
-    try:
-        speaks = find_place(os.environ).rank == 0
-    except DeepexError:
-        speaks = True
-    if speaks:
-        sys.stderr.write(f"deepex: {message}\n")
-        sys.stderr.flush()
-        from deepex.comm.launch import leave_code
-
-        leave_code(code, os.environ)
-    else:
-        sleep(0.5)  # a launcher may kill the others as soon as one rank ends with an error; let rank 0 speak first
-    sys.exit(code)
+    fail(message, code)
 
 
 def _verb(name: str) -> Any:

@@ -4,10 +4,11 @@
     comm.sum(arena)                 # in place, on the tensor's own memory, one collective
     rows = comm.gather({"host": h}) # small values, to every rank, in rank order
     parts = comm.exchange(parts)    # row r to rank r, and from it
+    comm.send(tensor, 1)            # to one rank, which calls comm.receive(tensor, 0)
 
 Four implementations: `solo`, `mpi`, `gloo`, `nccl`. Variation beyond that is wrapping (a traced communicator holds another one),
-never inheritance. All calls are collective: every rank makes the same calls in the same order, from one thread; another thread
-has a communicator of its own (`for_thread`, see background.py).
+never inheritance. All calls but `send` and `receive` are collective: every rank makes the same calls in the same order, from one
+thread; another thread has a communicator of its own (`for_thread`, see background.py).
 """
 
 import json
@@ -78,6 +79,17 @@ class Communicator(ABC):
         """
 
     @abstractmethod
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send a contiguous tensor to another rank, which receives it. Not collective; it may wait until that rank receives.
+
+        No training sends so: it is how the study `transfer` measures what a message between two ranks takes.
+        """
+
+    @abstractmethod
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Replace a contiguous tensor by the one of equal size that rank `source` sends. Not collective."""
+
+    @abstractmethod
     def barrier(self) -> None:
         """Return when every rank has called it."""
 
@@ -144,6 +156,12 @@ def check_parts(parts: torch.Tensor, size: int) -> None:
     check_tensor(parts)
     if parts.dim() != 2 or len(parts) != size:
         raise CommError(f"an exchange got a tensor of shape {tuple(parts.shape)}; it takes one row for each of the {size} ranks")
+
+
+def check_partner(rank: int, size: int, partner: int) -> None:
+    """Refuse a message to nobody, or to oneself, which would wait forever."""
+    if partner == rank or not 0 <= partner < size:
+        raise CommError(f"rank {rank} of {size} got rank {partner} for a message; it must be another one from 0 to {size - 1}")
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from deepex.comm.base import Communicator, as_bytes, check_parts, check_tensor, scale
+from deepex.comm.base import Communicator, as_bytes, check_partner, check_parts, check_tensor, scale
 from deepex.comm.place import find_place
 from deepex.comm.shared import NodeMemory
 from deepex.errors import CommError
@@ -81,6 +81,18 @@ class DistributedCommunicator(Communicator):
         received = torch.empty_like(parts)
         dist.all_to_all_single(as_bytes(received), as_bytes(parts), group=self._group)
         return received
+
+    @override
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        check_tensor(tensor)
+        check_partner(self.rank, self.size, to)
+        dist.send(as_bytes(tensor), self._ranks[to], group=self._group)
+
+    @override
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        check_tensor(tensor)
+        check_partner(self.rank, self.size, source)
+        dist.recv(as_bytes(tensor), self._ranks[source], group=self._group)
 
     @override
     def barrier(self) -> None:

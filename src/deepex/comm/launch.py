@@ -9,14 +9,17 @@ why the job fails leaves its exit code for us (`leave_code`): the launcher's own
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
-from deepex.errors import CommError, ConfigError
+from deepex.comm.place import find_place
+from deepex.errors import CommError, ConfigError, DeepexError
 from deepex.machine.mpi import find_mpiexec, identify, library_path
 
 _FAILURE_FILE: Final = "DEEPEX_FAILURE_FILE"
@@ -40,6 +43,21 @@ def leave_code(code: int, environ: Mapping[str, str]) -> None:
             own = path.with_name(f"{path.name}-{os.getpid()}")
             own.write_text(str(code), encoding="ascii")
             own.replace(path)  # whole, whenever the launcher of the ranks kills this one
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print one line and end; of ranks that all found the same mistake, rank 0 speaks."""
+    try:
+        speaks = find_place(os.environ).rank == 0
+    except DeepexError:
+        speaks = True
+    if speaks:
+        sys.stderr.write(f"deepex: {message}\n")
+        sys.stderr.flush()
+        leave_code(code, os.environ)
+    else:
+        sleep(0.5)  # a launcher may kill the others as soon as one rank ends with an error; let rank 0 speak first
+    sys.exit(code)
 
 
 def _run(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> int:

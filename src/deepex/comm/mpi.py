@@ -23,7 +23,7 @@ from typing import Any, Final, final
 import torch
 from typing_extensions import override
 
-from deepex.comm.base import Communicator, as_bytes, check_parts, check_tensor, scale
+from deepex.comm.base import Communicator, as_bytes, check_partner, check_parts, check_tensor, scale
 from deepex.comm.shared import NodeMemory
 from deepex.errors import CommError
 from deepex.machine.mpi import cuda_aware as ask_cuda_aware
@@ -136,6 +136,18 @@ class MpiCommunicator(Communicator):
         return received
 
     @override
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        check_tensor(tensor)
+        check_partner(self.rank, self.size, to)
+        self._on_memory(as_bytes(tensor), "Send", lambda memory: (memory, to), writes=False)
+
+    @override
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        check_tensor(tensor)
+        check_partner(self.rank, self.size, source)
+        self._on_memory(as_bytes(tensor), "Recv", lambda memory: (memory, source), reads=False)
+
+    @override
     def barrier(self) -> None:
         self._call("Barrier")
 
@@ -169,7 +181,7 @@ class MpiCommunicator(Communicator):
             self._comm.Free()
 
     def _call(self, name: str, *arguments: Any, on_device: bool = False) -> None:
-        """Run the collective `name` of mpi4py. Posted ones of Open MPI may crash on device pointers (its issue 9845)."""
+        """Run the call `name` of mpi4py. Posted ones of Open MPI may crash on device pointers (its issue 9845)."""
         if not self._posted or on_device:
             getattr(self._comm, name)(*arguments)
             return
@@ -178,8 +190,19 @@ class MpiCommunicator(Communicator):
             sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _on_memory(self, tensor: torch.Tensor, name: str, arguments: Callable[[list[Any]], tuple[Any, ...]]) -> None:
-        """Run a collective in place on the tensor's memory. MPI knows no streams: what computes the tensor must have finished."""
+    def _on_memory(
+        self,
+        tensor: torch.Tensor,
+        name: str,
+        arguments: Callable[[list[Any]], tuple[Any, ...]],
+        *,
+        reads: bool = True,
+        writes: bool = True,
+    ) -> None:
+        """Run a call of MPI in place on the tensor's memory. MPI knows no streams: what computes the tensor must have finished.
+
+        What only `reads` or only `writes` the tensor is staged one way.
+        """
         check_tensor(tensor)
         if tensor.device.type == "cpu":
             self._call(name, *arguments(self._memory(tensor)))
@@ -190,10 +213,12 @@ class MpiCommunicator(Communicator):
             self._call(name, *arguments(self._memory(tensor)), on_device=True)
             return
         staging = self._staged(tensor.nbytes).view(tensor.dtype)
-        staging.copy_(tensor.view(-1), non_blocking=True)
+        if reads:
+            staging.copy_(tensor.view(-1), non_blocking=True)
         stream.synchronize()
         self._call(name, *arguments(self._memory(staging)))
-        tensor.view(-1).copy_(staging, non_blocking=True)
+        if writes:
+            tensor.view(-1).copy_(staging, non_blocking=True)
 
     def _move(self, name: str, sent: torch.Tensor, received: torch.Tensor, count: int) -> None:
         """Run a collective that moves bytes: from `sent` to `received`, `count` from each rank."""

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from typing_extensions import override
 
-from deepex.comm.base import Communicator, as_bytes, check_parts, check_tensor, scale
+from deepex.comm.base import Communicator, as_bytes, check_partner, check_parts, check_tensor, scale
 from deepex.comm.place import Place
 
 
@@ -41,6 +41,14 @@ class SoloCommunicator(Communicator):
     def exchange(self, parts: torch.Tensor) -> torch.Tensor:
         check_parts(parts, 1)
         return as_bytes(parts).clone().view(parts.dtype)
+
+    @override
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        check_partner(0, 1, to)
+
+    @override
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        check_partner(0, 1, source)
 
     @override
     def barrier(self) -> None:

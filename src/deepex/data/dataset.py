@@ -19,6 +19,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from deepex.data.feeds import tally
 from deepex.data.feeds.read import Sink, Unlike, changed, hand_over, npy_header, read_rows, read_whole
 from deepex.data.manifest import Manifest, PackedFile, Part, load
 from deepex.data.npy import COMPRESSED, MOST_HEADER_BYTES, byte_view, load_compressed, map_npy, read_header, remember
@@ -134,10 +135,10 @@ class PackedPart:
             if local.size == len(indices):  # one file has them all: no copy in between, and no order to restore
                 local = indices - self.bounds[k]
                 # `clip` only because numpy buffers the output of `raise`; the bounds were checked above.
-                np.take(self.open_images(file), local, axis=0, out=images_out, mode="clip")
+                np.take(self._taken(file, local), local, axis=0, out=images_out, mode="clip")
                 labels_out[:] = self.open_labels(file)[local] if file.labels else 0
                 return
-            images_out[order[here]] = self.open_images(file)[local]
+            images_out[order[here]] = self._taken(file, local)[local]
             labels_out[order[here]] = self.open_labels(file)[local] if file.labels else 0
 
     def read_file(self, number: int, sink: Sink, *, span: tuple[int, int] | None = None, verify: bool = False) -> None:
@@ -216,12 +217,20 @@ class PackedPart:
             remember(self._images, file.images, images)
         return images
 
+    def _taken(self, file: PackedFile, rows: NDArray[Any]) -> NDArray[Any]:
+        """Map the images of one file to take some of them, and count these unless they are in memory."""
+        images = self.open_images(file)
+        if file.images in self._offsets:
+            tally.read(len(rows) * images[0].nbytes)
+        return images
+
     def open_labels(self, file: PackedFile) -> NDArray[np.int64]:
         """Map the labels of one file, after a check that they are what the manifest says."""
         name = str(file.labels)
         labels = self._labels.get(name)
         if labels is None:
             labels = self._open(name, (file.count,), np.dtype(np.int64))
+            tally.read(labels.nbytes if name in self._offsets else 0)  # the check reads them all
             self._check_labels(self._directory / name, labels)
             remember(self._labels, name, labels)
         return labels
@@ -267,6 +276,7 @@ class PackedPart:
         path, view = self._directory / file.images, byte_view(out)
         begin = self._offsets[file.images] + first * images[0].nbytes
         done = 0
+        tally.opened(len(view))
         with path.open("rb", buffering=0) as raw:
             raw.seek(begin)
             while done < len(view):  # Linux reads at most 2 GiB at once

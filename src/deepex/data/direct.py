@@ -23,12 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepex.data.deal import Bands, deal, lost_class, spread
+from deepex.data.feeds import tally
 from deepex.data.feeds.read import REQUEST_BYTES, Sink, requests
 from deepex.data.manifest import Manifest, Part
 from deepex.data.packing.check import class_names
 from deepex.data.packing.moments import Moments
 from deepex.data.source.base import Images, Source
 from deepex.data.source.hdf5 import Hdf5Images, open_hdf5
+from deepex.data.source.hdf5_dataset import Stored
 from deepex.data.source.layout import Layout
 from deepex.errors import ConfigError, DataError
 
@@ -78,7 +80,8 @@ def find_hdf5(path: Path) -> list[Path]:
         return sorted(one for one in path.iterdir() if one.name.lower().endswith(SUFFIXES) and not one.name.startswith("."))
     if not path.is_file():
         return []
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
+        tally.opened(len(MAGIC))
         return [path] if file.read(len(MAGIC)) == MAGIC or path.name.lower().endswith(SUFFIXES) else []
 
 
@@ -144,14 +147,14 @@ class Hdf5Part:
 
     def _read_blocks(self, start: int, stop: int, out: NDArray[Any]) -> None:
         """Write the samples `start` up to `stop` of the dealt order into `out`, by ranges that ascend in the files."""
-        numbers = self._numbers(np.arange(start, stop))
+        numbers = self.rows(np.arange(start, stop))
         turns = (np.flatnonzero(np.diff(numbers) < 0) + 1).tolist()
         for first, last in pairwise([0, *turns, len(numbers)]):
             self.read(numbers[first:last], out[first:last])
 
     def _collected(self, start: int, stop: int) -> Callable[[int, int, NDArray[Any]], None]:
         """Read samples that lie everywhere in the order of the files, once; what comes back hands them out as they were dealt."""
-        numbers = self._numbers(np.arange(start, stop))
+        numbers = self.rows(np.arange(start, stop))
         order = np.argsort(numbers)
         values = np.empty((len(order), *self.sample_shape), self.dtype)
         for low, high in requests(0, len(order), self.sample_bytes):
@@ -166,7 +169,7 @@ class Hdf5Part:
 
     def gather(self, indices: NDArray[Any], images_out: NDArray[Any], labels_out: NDArray[np.int64]) -> None:
         """Write the samples at `indices` (any order) into given arrays."""
-        numbers = self._numbers(np.asarray(indices, np.int64))
+        numbers = self.rows(np.asarray(indices, np.int64))
         unique, inverse = np.unique(numbers, return_inverse=True)
         values = np.empty((len(unique), *self.sample_shape), self.dtype)
         self.read(unique, values)
@@ -189,12 +192,24 @@ class Hdf5Part:
     def labels(self, positions: NDArray[Any]) -> NDArray[np.int64]:
         """The labels at `positions` of the dealt order; zeros where there are none."""
         labels = self._images.labels
-        return np.zeros(len(positions), np.int64) if labels is None else labels[self._numbers(positions)]
+        return np.zeros(len(positions), np.int64) if labels is None else labels[self.rows(positions)]
 
-    def _numbers(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of the source at `positions` of the dealt order."""
         band = np.searchsorted(self._edges, positions, side="right") - 1
         numbers: NDArray[np.int64] = self.bands.starts[band] + positions - self._edges[band]
         return numbers
+
+
+def dealt_rows(shape: tuple[int, ...], dtype: np.dtype[Any], *, band: int, filtered: bool) -> NDArray[np.int64]:
+    """The rows of one HDF5 dataset (n, height, width, channels) in the order in which they are dealt, nothing being held out.
+
+    `band` is the rows of a chunk, or 1; `filtered` tells whether chunks are compressed. For whoever writes a file and wants to know
+    the order.
+    """
+    images = Hdf5Images([Stored(Path(), "", shape, dtype, band, filtered)], None, None, "NHWC")
+    part, _ = _dealt(images, 0.0)
+    return part.rows(np.arange(part.count))
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -16,6 +16,7 @@ import torch
 
 from deepex.comm import Communicator
 from deepex.comm.together import AgreedError
+from deepex.data.feeds import tally
 from deepex.engine import checkpoint as checkpoints
 from deepex.engine.checkpoint import Checkpoint, Position
 from deepex.engine.evaluate import Evaluator
@@ -31,7 +32,8 @@ from deepex.record.clock import PhaseClock
 
 _TRAIN, _LOST, _REST = slice(0, 3), 3, slice(4, None)  # of a row that a rank tells the others
 _TIMES, _VALIDATION = slice(4, 5 + len(PHASES)), slice(5 + len(PHASES), 9 + len(PHASES))
-_USAGE, _DRIFT = slice(9 + len(PHASES), 9 + len(PHASES) + LENGTH), slice(9 + len(PHASES) + LENGTH, None)
+_READS = slice(9 + len(PHASES), 13 + len(PHASES))
+_USAGE, _DRIFT = slice(13 + len(PHASES), 13 + len(PHASES) + LENGTH), slice(13 + len(PHASES) + LENGTH, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,14 +163,16 @@ class Trainer:
         phases = self.learner.clock.seconds()
         wall = perf_counter() - began
         sums = self.learner.runner.sums.tolist()
+        reads = [*tally.take()]
         validation = self._validate(position.epoch)
+        reads += tally.take()
         seen = mine - self.learner.lost_samples
-        row = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *self.usage.row(), *self.learner.apart()]
-        rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
+        told = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *reads, *self.usage.row()]
+        rows = self._comm.gather_rows(torch.tensor([*told, *self.learner.apart()], dtype=torch.float64))
         self._check_finite(position.epoch, rows)
         train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
-        told = rows.tolist()
-        times = [list(column) for column in zip(*(row[_TIMES] for row in told), strict=True)]
+        columns = rows.T.tolist()
+        times = columns[_TIMES]
         apart = self.learner.strategy.drift
         drift, moved = apart.shares(rows[:, _DRIFT]) if apart is not None else ({}, {})
         record = EpochRecord(
@@ -187,7 +191,7 @@ class Trainer:
             drift=drift,
             moved=moved,
             lost=position.lost + _lost(rows),
-            usage=usage_of([row[_USAGE] for row in told]),
+            usage=tally.usage(*columns[_READS]) | usage_of(list(map(list, zip(*columns[_USAGE], strict=True)))),
         )
         self.learner.learn(record)
         if self._comm.rank == 0:

@@ -14,6 +14,7 @@ import torch
 
 from deepex.comm import Communicator, as_communicator, choose, connect
 from deepex.comm.together import AgreedError, abort_on_failure, together
+from deepex.data.feeds import tally
 from deepex.engine import checkpoint as checkpoints
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
@@ -69,6 +70,7 @@ def _train(
     config: RunConfig, comm: Communicator, path: Path, held: ExitStack, *, reason: str, resume: bool, watcher: Watcher
 ) -> RunDirectory:
     run = RunDirectory(path)
+    tally.take()  # what the process read before is no part of the run
     if resume:
         together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))
     checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
@@ -113,13 +115,15 @@ def _train(
 
 
 def _note_setup(run: RunDirectory, trainer: Trainer, comm: Communicator, seconds: float) -> None:
-    """Tell in `run.json` what was built."""
+    """Tell in `run.json` what was built, and what rank 0 has read for it: the first epoch counts from here."""
+    opens, num_bytes = tally.take()
     if comm.rank > 0:
         return
     learner = trainer.learner
     estimated = learner.statistics is not None
     run.set_state(
         setup_seconds=seconds,
+        setup_usage={"opens": opens, "data_bytes": num_bytes},
         arena_bytes=learner.arena.memory.nbytes,
         sync_bytes=learner.sync_bytes,
         arena_shared=comm.shares(learner.arena.memory),

@@ -55,7 +55,8 @@ class EpochRecord:
     from the mean when they met, for each group of layers and for all of them, as a share of the mean's norm; `moved` is how far the
     mean itself had come since the sync before. `lost` is how often a replica was left out of a sync, having gone astray.
     `usage` has what each rank used in each phase and in `other` (validation, checkpoints): `usage["cpu_seconds"]["forward"][rank]`;
-    what could not be measured is not there, and what cannot be told by phase is all in `epoch`.
+    what could not be measured is not there, and what cannot be told by phase is all in `epoch`. `opens` and `data_bytes` are of the
+    files of samples (data/feeds/tally.py).
     """
 
     epoch: int
