@@ -23,8 +23,8 @@ from deepex.recipes.job import open_dataset
 from deepex.record import RunDirectory
 from deepex.record.table import from_table, parse_assignments, set_values, to_table
 from deepex.study import page_cache
-from deepex.study.page_cache import drop_cache, resident_bytes
-from deepex.study.storage import FORMATS, prepare, settings, summary, sweep
+from deepex.study.storage.page_cache import drop_cache, resident_bytes
+from deepex.study.storage.copies import FORMATS, prepare, settings, summary, sweep
 from tests.mpi import run_deepex
 
 MakeData = Callable[[int], Path]

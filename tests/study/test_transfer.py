@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import AgreedError
 from deepex.errors import CommError, ConfigError
-from deepex.study.fit import fit, worst_deviation
-from deepex.study.probe import HOST, all_reduce
-from deepex.study.timing import Timing
-from deepex.study.transfer import _crowded, _pairs, default_sizes, measure
+from deepex.study.transfer.fit import fit, worst_deviation
+from deepex.study.transfer.probe import HOST, all_reduce
+from deepex.study.transfer.timing import Timing
+from deepex.study.transfer.measure import _crowded, _pairs, default_sizes, measure
 from tests.mpi import own_lines, run_ranks
 
 SIZES = [8, 4096, 100_000]
@@ -99,7 +99,7 @@ def test_a_mistake_is_told_once(tmp_path: Path, option: str, value: str, says: s
 def test_bad_options_say_value_rule_and_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, says: str
 ) -> None:
-    from deepex.study.transfer import main
+    from deepex.study.transfer.measure import main
 
     with pytest.raises(SystemExit) as ended:
         main(["--out", str(tmp_path / "x.json"), option, value])

@@ -99,8 +99,8 @@ def _run(study: StudyDirectory, planned: PlannedRun, environ: Mapping[str, str],
         shutil.rmtree(path)
     path.mkdir(parents=True, exist_ok=True)
     with (path / "log.txt").open("ab") as log:
-        first = _wait([*_python(planned.before[0]), *planned.before[1:]], environ, log, child) if planned.before else 0
-        return first or _wait(command, environ, log, child)
+        before = [*_python(planned.before[0]), *planned.before[1:], "--out", str(path)] if planned.before else []
+        return (_wait(before, environ, log, child) if before else 0) or _wait(command, environ, log, child)
 
 
 def _wait(command: list[str], environ: Mapping[str, str], log: IO[bytes], child: _Child) -> int:

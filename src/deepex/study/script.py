@@ -93,8 +93,10 @@ def script(
 ) -> str:
     """One script: what the system is told, then the run, or the rest of one that was cut off."""
     out = study.run_path(planned).resolve()
+    if planned.before or planned.command[0] != "deepex":  # these write into a directory that is there
+        out.mkdir(parents=True, exist_ok=True)
     head, launcher = make(planned, batch, str(study.path.resolve() / "scripts" / f"{planned.name}.log"))
-    first = [f"{_PYTHON} {shlex.join(planned.before)} || exit 1"] if planned.before else []
+    first = [f"{_PYTHON} {shlex.join(planned.before)} --out {shlex.quote(str(out))} || exit 1"] if planned.before else []
     begin = f"{launcher} {_PYTHON} {shlex.join(planned.command)} --out {shlex.quote(str(out))}"
     lines = ["#!/bin/bash", *head, *batch.lines, f"cd {shlex.quote(str(Path.cwd()))}", *first]
     if planned.command[0] != "deepex":

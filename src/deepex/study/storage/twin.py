@@ -1,7 +1,7 @@
 """A packed dataset as one HDF5 file, for reading without packing: the same samples, in the same order.
 
     write_twin(PackedDataset.open("packed/atomai"), Path("/scratch/atomai.h5"), compressed=False)
-    read_settings(Path("/scratch/atomai.h5"))     # what `deepex train --set …` needs to read the same from it
+    twin_settings(PackedDataset.open("packed/atomai"))     # what `deepex train --set …` needs to read the same from it
 
 Such files are dealt in an order that is drawn once (data/direct.py), so the rows are written where that order finds them: sample k
 of the packed part is sample k of the part that is read from the file. The batches of a training are the same if the packed part is
@@ -21,7 +21,6 @@ from deepex.errors import DataError
 from deepex.record.files import write_atomic
 
 _DIGEST: Final = "deepex_digest"  # of the packed dataset: an attribute of the file
-_SCALE: Final = "deepex_scale"
 _CHUNK_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 64 << 20
 
@@ -36,7 +35,6 @@ def write_twin(dataset: PackedDataset, path: Path, *, compressed: bool) -> None:
         with h5py.File(temporary, "w") as file:
             for name in dataset.manifest.parts:
                 _write_part(file, name, dataset.part(name), labelled=bool(dataset.manifest.classes), compressed=compressed)
-            file.attrs[_SCALE] = dataset.manifest.scale
             file.attrs[_DIGEST] = dataset.manifest.digest
 
     write_atomic(path, write)
@@ -53,12 +51,11 @@ def is_twin(path: Path, digest: str) -> bool:
         return False
 
 
-def read_settings(path: Path) -> tuple[str, ...]:
-    """The assignments (`--set`) with which a training reads a twin as it reads the packed dataset."""
-    with opened(path) as file:
-        low, high = (float(value) for value in file.attrs[_SCALE])
-        held = () if "x_validation" in file else ("data_options.validation=0.0",)
-    return (f"data={path}", "data_options.layout=NHWC", f"data_options.scale=[{low!r}, {high!r}]", *held)
+def twin_settings(dataset: PackedDataset) -> dict[str, Any]:
+    """The keys, beside `data`, with which a training reads the twin of a dataset as it reads the dataset."""
+    low, high = dataset.manifest.scale
+    held = {} if "validation" in dataset.manifest.parts else {"data_options.validation": 0.0}
+    return {"data_options.layout": "NHWC", "data_options.scale": [low, high], **held}
 
 
 def _write_part(file: Any, name: str, part: PackedPart, *, labelled: bool, compressed: bool) -> None:

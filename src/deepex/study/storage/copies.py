@@ -3,7 +3,7 @@
     copies = prepare("packed/atomai", ["/scratch/me", "/dev/shm"], ["packed", "hdf5"])
     for (kind, directory), path in copies.items():
         drop_cache(path)                            # page_cache.py: so that the first epoch reads the disk
-        settings(path)                              # ("data=/scratch/me/deepex-storage-1f0c…/packed",), each for a --set
+        settings("packed/atomai", directory, kind)  # {"data": "/scratch/me/deepex-storage-1f0c…/packed"}, each for a --set
     summary(run)["first_epoch"]["samples_per_second"]
     sweep("packed/atomai", ["/scratch/me", "/dev/shm"])
 
@@ -24,8 +24,8 @@ from deepex.data.manifest import FILE_NAME, load
 from deepex.errors import ConfigError, DataError, StorageError, UnknownName
 from deepex.record.files import storage_error, write_atomic
 from deepex.record.run import EpochRecord, RunDirectory
-from deepex.study.page_cache import drop_cache
-from deepex.study.twin import is_twin, read_settings, write_twin
+from deepex.study.storage.page_cache import drop_cache
+from deepex.study.storage.twin import is_twin, twin_settings, write_twin
 
 __all__ = ["FORMATS", "drop_cache", "prepare", "settings", "summary", "sweep"]
 
@@ -56,9 +56,13 @@ def prepare(data: Path | str, directories: Sequence[Path | str], formats: Sequen
     return wanted
 
 
-def settings(path: Path) -> tuple[str, ...]:
-    """The assignments (`--set`) with which a training reads a copy."""
-    return (f"data={path}",) if path.is_dir() else read_settings(path)
+def settings(data: Path | str, directory: Path | str, name: str) -> dict[str, Any]:
+    """The keys with which a training reads a copy, whether it has been made yet or not."""
+    if name not in FORMATS:
+        raise UnknownName("format", name, FORMATS)
+    dataset = _open(data)
+    path = _folder(dataset, directory) / _NAMES[name]
+    return {"data": str(path)} | ({} if name == "packed" else twin_settings(dataset))
 
 
 def sweep(data: Path | str, directories: Sequence[Path | str]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from deepex.comm import Communicator
-from deepex.study.probe import Probe
+from deepex.study.transfer.probe import Probe
 
 
 def gpu_probes(device: torch.device, ranks: int = 1) -> Iterator[Probe]:

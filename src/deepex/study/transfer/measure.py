@@ -32,10 +32,10 @@ from deepex.comm.together import abort_on_failure, together
 from deepex.errors import ConfigError, DeepexError
 from deepex.machine.hardware import describe_cpu, describe_memory
 from deepex.record.files import write_json
-from deepex.study.fit import fit, worst_deviation
-from deepex.study.probe import HOST, Probe, all_reduce, memory, ping_pong
-from deepex.study.probe_gpu import gpu_probes
-from deepex.study.timing import Timing
+from deepex.study.transfer.fit import fit, worst_deviation
+from deepex.study.transfer.probe import HOST, Probe, all_reduce, memory, ping_pong
+from deepex.study.transfer.probe_gpu import gpu_probes
+from deepex.study.transfer.timing import Timing
 
 Table = dict[str, Any]
 
@@ -206,14 +206,19 @@ def run(options: argparse.Namespace) -> None:
     with abort_on_failure(comm, _complain, lambda _: None):
         watch = _say if comm.rank == 0 else lambda _: None
         tables = measure(comm, sizes=sizes, groups=groups, timing=timing, device=device, watch=watch)
-        together(comm, lambda: write_json(Path(options.out), tables) if comm.rank == 0 else None)
+        together(comm, lambda: write_json(_file(options.out), tables) if comm.rank == 0 else None)
     comm.close()
+
+
+def _file(out: str) -> Path:
+    path = Path(out)
+    return path / "measurements.json" if path.is_dir() else path
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program; every error that is ours becomes one line."""
     parser = argparse.ArgumentParser(prog="python -m deepex.study.transfer", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", metavar="FILE", required=True, help="the JSON file to write")
+    parser.add_argument("--out", metavar="FILE", required=True, help="the JSON file to write; in a directory, measurements.json")
     parser.add_argument("--comm", default="auto", help="auto, mpi, gloo or nccl [auto]")
     parser.add_argument("--sizes", default="", metavar="BYTES,…", help="[8 to 67108864, each 4 times the one before]")
     parser.add_argument("--groups", default="", metavar="RANKS,…", help="how many ranks all-reduce [2, 4, 8 … and all]")
@@ -224,6 +229,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except DeepexError as error:
         fail(str(error), error.exit_code)
 
-
-if __name__ == "__main__":
-    main()
