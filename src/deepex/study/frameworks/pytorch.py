@@ -35,8 +35,8 @@ class TorchData:
         self._task, self._objective = task, task.objective
         self._bf16 = task.config.precision == "bf16"
         self.order = torch.channels_last if channels_last else torch.contiguous_format
-        self.images, self.labels = self._tensors(task.train)
-        self._held = self._tensors(task.validation)
+        self.images, self.labels = self._tensors(task.train())
+        self._held = self._tensors(task.validation())
 
     def steps(self, epoch: int) -> Iterator[Step]:
         """The steps of an epoch."""
@@ -79,7 +79,8 @@ class TorchData:
 
     def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
         given, device = torch.from_numpy(samples.images).permute(0, 3, 1, 2), self._task.device
-        images = torch.empty(given.shape, device=device, memory_format=self.order).copy_(given)
+        ready = device.type == "cpu" and self.order is torch.channels_last  # as they are read
+        images = given if ready else torch.empty(given.shape, device=device, memory_format=self.order).copy_(given)
         return images, torch.from_numpy(samples.labels).to(device)
 
 

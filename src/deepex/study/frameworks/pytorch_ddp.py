@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from deepex.comm.distributed import DistributedCommunicator
+from deepex.machine.heap import give_back_heap
 from deepex.study.frameworks.base import Framework, RankEpoch, Sums, Told, Training, loop
 from deepex.study.frameworks.pytorch import Step, TorchData, make_sgd, set_rate, settle
 from deepex.study.frameworks.task import Task
@@ -45,7 +46,9 @@ class PytorchDdp(Framework):
     def build(self, task: Task) -> Training:
         settle(task)
         group = join_group(task)
-        return _Ddp(task, group, _best(task))
+        found = _best(task)
+        give_back_heap()  # else the run would carry what the trials took
+        return _Ddp(task, group, TorchData(task, channels_last=found["channels_last"]), found)
 
 
 def join_group(task: Task) -> DistributedCommunicator | None:
@@ -90,17 +93,19 @@ def _best(task: Task) -> dict[str, Any]:
     if task.config.deterministic:
         return best
     before = torch.random.get_rng_state()
+    data = {order: TorchData(task, channels_last=order) for order in choices["channels_last"]}
     for name, values in choices.items():
         if len(values) > 1:
-            best[name] = fastest({value: _trial(task, {**best, name: value}) for value in values}, task.comm)
+            settings = {value: {**best, name: value} for value in values}
+            best[name] = fastest({value: _trial(task, data[s["channels_last"]], s) for value, s in settings.items()}, task.comm)
     torch.random.set_rng_state(before)
     return best
 
 
-def _trial(task: Task, settings: dict[str, Any]) -> Callable[[], None]:
+def _trial(task: Task, data: TorchData, settings: dict[str, Any]) -> Callable[[], None]:
     """Steps of a copy of the network."""
-    trained = _Ddp(task, None, settings)
-    steps, sums = cycle(list(trained.data.steps(0))[:3]), trained.data.sums()
+    trained = _Ddp(task, None, data, settings)
+    steps, sums = cycle(list(data.steps(0))[:3]), data.sums()
 
     def step() -> None:
         trained.step(next(steps), sums)
@@ -113,10 +118,9 @@ def _trial(task: Task, settings: dict[str, Any]) -> Callable[[], None]:
 class _Ddp(Training):
     """A copy of the task's network under DDP."""
 
-    def __init__(self, task: Task, group: DistributedCommunicator | None, settings: dict[str, Any]) -> None:
-        self._task, self._group = task, group
-        self.data = TorchData(task, channels_last=settings["channels_last"])
-        self._network = copy.deepcopy(task.network).to(task.device, memory_format=self.data.order).train()
+    def __init__(self, task: Task, group: DistributedCommunicator | None, data: TorchData, settings: dict[str, Any]) -> None:
+        self._task, self._group, self._data = task, group, data
+        self._network = copy.deepcopy(task.network).to(task.device, memory_format=self._data.order).train()
         self._optimiser = make_sgd(self._network, task)
         self._zero = partial(self._optimiser.zero_grad, set_to_none=settings["set_to_none"])
         model: Any = torch.compile(self._network, dynamic=False) if settings["compiled"] else self._network
@@ -141,17 +145,17 @@ class _Ddp(Training):
     def step(self, step: Step, sums: torch.Tensor) -> None:
         """One step."""
         self._zero()
-        self.data.loss(self._model, step, sums).backward()
+        self._data.loss(self._model, step, sums).backward()
         set_rate(self._optimiser, step.rate)
         self._optimiser.step()
 
     def _epoch(self, number: int) -> RankEpoch:
-        began, sums = perf_counter(), self.data.sums()
-        for step in self.data.steps(number):
+        began, sums = perf_counter(), self._data.sums()
+        for step in self._data.steps(number):
             self.step(step, sums)
         loss, tally = sums.tolist()
         seconds = perf_counter() - began
         send_buffers(self._network)
-        validation, validation_seconds = self.data.validate(self._network)
-        train = Sums(loss=loss, tally=tally, samples=len(self.data.images))
+        validation, validation_seconds = self._data.validate(self._network)
+        train = Sums(loss=loss, tally=tally, samples=len(self._data.images))
         return RankEpoch(train=train, seconds=seconds, validation=validation, validation_seconds=validation_seconds)

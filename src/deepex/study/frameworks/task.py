@@ -1,7 +1,7 @@
 """What every framework gets: the configuration, the network as DeepEx initialises it, and this rank's samples in memory.
 
     task = make_task(config, comm, threads=1)
-    task.train.images               # float32 (n, height, width, channels), standardised as DeepEx does
+    task.train().images             # float32 (n, height, width, channels), standardised as DeepEx does; read anew
     order, lengths = task.plan(3)   # which samples of the shard the steps of an epoch see
 
 All ranks make the same number of steps. A rank whose shard ends a step before the others' makes one of its last sample alone, so
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from deepex.comm import Communicator
-from deepex.data.dataset import PackedDataset, PackedPart
+from deepex.data.dataset import PackedDataset
 from deepex.data.feeds.order import epoch_order
 from deepex.data.feeds.shard import Shards, Slices
 from deepex.data.manifest import Manifest
@@ -49,12 +49,23 @@ class Task:
     comm: Communicator
     threads: int
     device: torch.device
-    manifest: Manifest
     network: nn.Module
     shards: Shards
-    bounds: NDArray[np.int64]
-    train: Samples
-    validation: Samples
+    dataset: PackedDataset
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the samples are."""
+        return self.dataset.manifest
+
+    def train(self) -> Samples:
+        """This rank's shard, read anew: nobody else holds it."""
+        return self._read("train", self.shards.bounds(self.comm.rank))
+
+    def validation(self) -> Samples:
+        """This rank's slice of the validation part, read anew."""
+        span = held_out(self.config, self.dataset, self.comm)
+        return self._read("validation" if span[1] else "train", span)
 
     @property
     def objective(self) -> Objective:
@@ -70,7 +81,7 @@ class Task:
         """This rank's samples, as numbers within its shard, in the order of an epoch; and the sizes of its steps."""
         rank, span = self.comm.rank, self.shards.bounds(self.comm.rank)
         keys = {"seed": self.config.seed, "replica": rank, "epoch": epoch, "sample_bytes": self.manifest.sample_bytes}
-        return epoch_order(span, self.bounds, **keys) - span[0], self.lengths(rank)
+        return epoch_order(span, self.dataset.part("train").bounds, **keys) - span[0], self.lengths(rank)
 
     def lengths(self, rank: int) -> list[int]:
         """The samples of each step of a rank."""
@@ -98,6 +109,12 @@ class Task:
         layout = Arena(copy.deepcopy(self.network), torch.device("cpu")).layout
         return frozenset(slot.name for slot in layout.decayed)
 
+    def _read(self, name: str, span: tuple[int, int]) -> Samples:
+        raw, labels = self.dataset.part(name).read(*span)
+        standardise = self.objective.standardise
+        prepare = Prepare(self.manifest, torch.device("cpu"), standardise=standardise, channels_last=True)
+        return Samples(images=prepare(torch.from_numpy(raw)).permute(0, 2, 3, 1).numpy(), labels=labels)
+
 
 def step_lengths(size: int, batch: int, steps: int) -> list[int]:
     """Cut a shard of `size` samples into `steps` steps: full ones, and what is left."""
@@ -115,27 +132,11 @@ def make_task(config: RunConfig, comm: Communicator, *, threads: int) -> Task:
     shards = job.shards
     if config.batch == 1 and shards.count % comm.size:
         raise ConfigError(f"batch is 1 and {shards.count} samples are no multiple of {comm.size} ranks: set batch to 2 at least")
-    manifest, part = job.dataset.manifest, job.dataset.part("train")
-    prepare = Prepare(manifest, torch.device("cpu"), standardise=job_standardises(config), channels_last=True)
     mine, held = shards.bounds(comm.rank), held_out(config, job.dataset, comm)
-    _check_memory(manifest, comm, (mine[1] - mine[0]) + (held[1] - held[0]))
+    _check_memory(job.dataset.manifest, comm, (mine[1] - mine[0]) + (held[1] - held[0]))
     return Task(
-        config=config,
-        comm=comm,
-        threads=threads,
-        device=job.device,
-        manifest=manifest,
-        network=job.network,
-        shards=shards,
-        bounds=part.bounds,
-        train=_read(part, mine, prepare),
-        validation=_read(job.dataset.part("validation") if held[1] else part, held, prepare),
+        config=config, comm=comm, threads=threads, device=job.device, network=job.network, shards=shards, dataset=job.dataset
     )
-
-
-def job_standardises(config: RunConfig) -> bool:
-    """Whether the network's input is standardised."""
-    return make_objective(config.objective).standardise
 
 
 def held_out(config: RunConfig, dataset: PackedDataset, comm: Communicator) -> tuple[int, int]:
@@ -146,12 +147,6 @@ def held_out(config: RunConfig, dataset: PackedDataset, comm: Communicator) -> t
     if config.validate == "rank0":
         return (0, part.count) if comm.rank == 0 else (0, 0)
     return Slices(part.count, comm.size, config.batch).bounds(comm.rank)
-
-
-def _read(part: PackedPart, span: tuple[int, int], prepare: Prepare) -> Samples:
-    raw, labels = part.read(*span)
-    images = prepare(torch.from_numpy(raw)).permute(0, 2, 3, 1)
-    return Samples(images=images.numpy(), labels=labels)
 
 
 def _check_memory(manifest: Manifest, comm: Communicator, count: int) -> None:
