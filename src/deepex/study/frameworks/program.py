@@ -1,4 +1,4 @@
-"""One rank of a framework's job: `python -m deepex.study.frameworks NAME --config FILE.toml --out DIR`, started like `deepex train`.
+"""One rank of a framework's job: `python -m deepex.study.frameworks NAME --config FILE.toml --out DIR`, as `deepex train` is.
 
 The configuration is a whole one, as in a run's config.toml. What is written is a run directory that everything reads which reads
 those of DeepEx. A mistake ends with one line and exit code 2, a failure with one line and exit code 1; if there is no run directory
@@ -10,8 +10,9 @@ import dataclasses
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
@@ -39,12 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.list:
         sys.stdout.write(json.dumps({name: dataclasses.asdict(found) for name, found in available().items()}) + "\n")
         return
+    if options.name is None or options.config is None or options.out is None:
+        _fail(f"NAME ({', '.join(FRAMEWORKS)}), --config FILE.toml and --out DIR are needed, or --list", 2, None)
     try:
-        if options.name is None or options.config is None or options.out is None:
-            raise ConfigError(f"NAME ({', '.join(FRAMEWORKS)}), --config FILE.toml and --out DIR are needed, or --list")
         run(options.name, Path(options.config), Path(options.out))
     except DeepexError as error:
         _fail(str(error), error.exit_code, options.out)
+    except Exception as error:  # noqa: BLE001 - what a framework raises; on several ranks it has ended the job already
+        if options.out is not None:
+            _log(Path(options.out), 0, traceback.format_exc())
+        _fail(f"{options.name} failed: {type(error).__name__}: {error}", 1, options.out)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,7 +87,11 @@ def run(name: str, config_path: Path, out: Path, watcher: "Watcher | None" = Non
     try:
         with abort_on_failure(comm, _say, lambda text: _log(out, comm.rank, text)):
             facts = {"name": name, "version": found.version, "heap": heap}
-            return _train(framework, config, comm, out, threads=threads, facts=facts, watcher=watcher)
+            try:
+                return _train(framework, config, comm, out, threads=threads, facts=facts, watcher=watcher)
+            except BaseException as error:
+                _note_failure(out, comm, error)
+                raise
     finally:
         with suppress(Exception):  # while an error is on its way, that error matters
             comm.close()
@@ -112,18 +121,14 @@ def _train(
     except UnsupportedTask as error:  # every rank finds the same
         raise AgreedError(error) from error
     table = to_table(_as_trained(task))
-    with hold(out) if comm.rank == 0 else suppress():
+    with hold(out) if comm.rank == 0 else nullcontext():
         state = {"framework": {**facts, "settings": training.settings}, "setup_seconds": perf_counter() - began}
         machines = _machines(out, comm)
         together(comm, lambda: _create(out, table, machines, _state(task, training) | state, comm))
         run = RunDirectory(out)
         recorder = Recorder(task, run, watcher or Watcher())
-        try:
-            recorder.begin()
-            training.run(recorder.told)
-        except BaseException as error:
-            _note_failure(run, comm, error)
-            raise
+        recorder.begin()
+        training.run(recorder.told)
         training.close()
         if comm.rank == 0:
             run.set_state(status="finished", reason=recorder.reason)
@@ -180,7 +185,8 @@ def _threads(config: "RunConfig", local_size: int) -> int:
     return config.threads or (1 if config.deterministic else max(1, cores // local_size))
 
 
-def _note_failure(run: RunDirectory, comm: "Communicator", error: BaseException) -> None:
+def _note_failure(out: Path, comm: "Communicator", error: BaseException) -> None:
+    """Note why the run ended. A rank that fails alone does it for rank 0, which it is about to end."""
     from deepex.comm.together import AgreedError
 
     agreed = isinstance(error, AgreedError)
@@ -189,7 +195,20 @@ def _note_failure(run: RunDirectory, comm: "Communicator", error: BaseException)
         reason = f"rank {comm.rank}: {reason}"
     if comm.rank == 0 or not agreed:
         with suppress(DeepexError, OSError):
-            run.set_failed(reason, comm.rank)
+            _write_failure(out, reason, comm.rank)
+
+
+def _write_failure(out: Path, reason: str, rank: int = 0) -> None:
+    """Tell it in run.json, or beside where that would be, but not in that of a run before."""
+    run = RunDirectory(out)
+    if (out / "run.json").exists():
+        if run.state.get("status") == "running":
+            run.set_failed(reason, rank)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    own = out / f".failure-rank{rank}.json"
+    write_json(own, {"status": "failed", "reason": reason})
+    own.replace(out / "failure.json")
 
 
 def _fail(message: str, code: int, out: str | None) -> None:
@@ -202,10 +221,9 @@ def _fail(message: str, code: int, out: str | None) -> None:
         sleep(0.5)  # a launcher may kill the others as soon as one rank ends with an error; let rank 0 speak first
         sys.exit(code)
     _say(message)
-    if out is not None and not (Path(out) / "run.json").exists():
+    if out is not None:
         with suppress(DeepexError, OSError):
-            Path(out).mkdir(parents=True, exist_ok=True)
-            write_json(Path(out) / "failure.json", {"status": "failed", "reason": message})
+            _write_failure(Path(out), message)
     leave_code(code, os.environ)
     sys.exit(code)
 

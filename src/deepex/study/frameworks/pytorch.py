@@ -1,14 +1,15 @@
 """What the frameworks on PyTorch share: samples as tensors, the optimiser, the loss of a batch, validation.
 
-    data = TorchData(task, channels_last=True)
-    for step in data.steps(epoch):
-        loss = data.loss(network(...), ...)
+data = TorchData(task, channels_last=True)
+for step in data.steps(epoch):
+    loss = data.loss(network(...), ...)
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import nn
@@ -82,6 +83,13 @@ class TorchData:
         ready = device.type == "cpu" and self.order is torch.channels_last  # as they are read
         images = given if ready else torch.empty(given.shape, device=device, memory_format=self.order).copy_(given)
         return images, torch.from_numpy(samples.labels).to(device)
+
+
+def own_network(task: Task, data: TorchData) -> nn.Module:
+    """A copy of the task's network on the device, in the samples' order of memory."""
+    network: Any = copy.deepcopy(task.network)  # whose `to` mypy does not know whole
+    copied: nn.Module = network.to(task.device, memory_format=data.order).train()
+    return copied
 
 
 def make_sgd(network: nn.Module, task: Task) -> torch.optim.SGD:

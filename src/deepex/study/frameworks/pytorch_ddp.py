@@ -5,8 +5,7 @@ statistics (rank 0's are sent before validation, as it would have done before ev
 the memory order, `static_graph`, gradients set to None or to zero, and on a GPU whether to compile.
 """
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from itertools import cycle
@@ -22,12 +21,12 @@ from typing_extensions import override
 from deepex.comm.distributed import DistributedCommunicator
 from deepex.machine.heap import give_back_heap
 from deepex.study.frameworks.base import Framework, RankEpoch, Sums, Told, Training, loop
-from deepex.study.frameworks.pytorch import Step, TorchData, make_sgd, set_rate, settle
+from deepex.study.frameworks.pytorch import Step, TorchData, make_sgd, own_network, set_rate, settle
 from deepex.study.frameworks.task import Task
 from deepex.study.frameworks.trial import fastest
 
 # PyTorch 2.13 has a new name for that.
-NO_BUFFERS = {
+NO_BUFFERS: dict[str, Any] = {
     "forward_sync_buffers"
     if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
     else "broadcast_buffers": False
@@ -80,7 +79,14 @@ def orders(task: Task) -> list[bool]:
     return [False] if task.config.deterministic else [False, True]
 
 
-def _best(task: Task) -> dict[str, Any]:
+def best_order(task: Task) -> bool:
+    """Whether channels-last is the faster memory order."""
+    found = _best(task, only=("channels_last",))
+    give_back_heap()
+    return bool(found["channels_last"])
+
+
+def _best(task: Task, only: Sequence[str] | None = None) -> dict[str, Any]:
     """The fastest settings, one after another; nothing that the trials train is kept."""
     several, on_gpu = task.comm.size > 1, task.device.type == "cuda"
     choices: dict[str, list[Any]] = {
@@ -95,7 +101,7 @@ def _best(task: Task) -> dict[str, Any]:
     before = torch.random.get_rng_state()
     data = {order: TorchData(task, channels_last=order) for order in choices["channels_last"]}
     for name, values in choices.items():
-        if len(values) > 1:
+        if len(values) > 1 and (only is None or name in only):
             settings = {value: {**best, name: value} for value in values}
             best[name] = fastest({value: _trial(task, data[s["channels_last"]], s) for value, s in settings.items()}, task.comm)
     torch.random.set_rng_state(before)
@@ -120,7 +126,7 @@ class _Ddp(Training):
 
     def __init__(self, task: Task, group: DistributedCommunicator | None, data: TorchData, settings: dict[str, Any]) -> None:
         self._task, self._group, self._data = task, group, data
-        self._network = copy.deepcopy(task.network).to(task.device, memory_format=self._data.order).train()
+        self._network = own_network(task, data)
         self._optimiser = make_sgd(self._network, task)
         self._zero = partial(self._optimiser.zero_grad, set_to_none=settings["set_to_none"])
         model: Any = torch.compile(self._network, dynamic=False) if settings["compiled"] else self._network
