@@ -2,7 +2,8 @@
 
     for name, found in available().items():
         print(name, found.version or found.reason)
-    launch(2, [sys.executable, "-m", "deepex.study.frameworks", "pytorch", "--config", "run.toml", "--out", "runs/pytorch"], environ)
+    command = ["-m", "deepex.study.frameworks", "pytorch", "--config", "run.toml", "--out", "runs/pytorch"]
+    launch(2, [sys.executable, *command], environ)
 
 `python -m deepex.study.frameworks --list` prints the same as JSON. What such a job writes is an ordinary run directory. DeepEx
 itself is measured by `deepex train`, with the settings in OURS. Nothing is imported here until it is used.

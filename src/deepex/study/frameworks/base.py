@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deepex.study.frameworks.task import Task
 
 
-class UnsupportedTask(ConfigError):
+class UnsupportedTask(ConfigError):  # noqa: N818 - reads better where it is raised
     """A framework, as it is used here, cannot train what the configuration says; the message has the reason."""
 
 

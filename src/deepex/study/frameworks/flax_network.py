@@ -16,7 +16,7 @@ def make_flax(layers: tuple[Layer, ...]) -> tuple[Any, dict[str, Any]]:
 
     class Network(linen.Module):  # type: ignore[misc] # untyped
         @linen.compact  # type: ignore[untyped-decorator]
-        def __call__(self, images: Any, train: bool, mask: Any = None) -> Any:  # noqa: FBT001 - it is given by position
+        def __call__(self, images: Any, train: bool, mask: Any = None) -> Any:
             return _apply(layers, images, partial(_norm, linen, train=train, mask=mask), linen)
 
     variables: dict[str, Any] = {"params": {}, "batch_stats": {}}

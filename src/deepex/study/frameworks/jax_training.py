@@ -74,17 +74,15 @@ class JaxTraining(Training):
         return jax.make_array_from_process_local_data(NamedSharding(self._mesh, _OWN), own)
 
     def _compile(self, *, flat: bool) -> Any:
-        """The step: state, sums, samples, this epoch's order and masks, number, rate and 1 / samples → state, sums."""
-        specs = (_SHARED, _OWN, _OWN, _OWN, _OWN, _OWN, _SHARED, _SHARED, _SHARED)
+        """The step: state, sums, samples, this epoch's order and mask; number, rate and 1 / samples of a step → state, sums."""
+        specs = (_SHARED, _OWN, _OWN, _OWN, _SHARED)
         body = partial(self._stepped, flat=flat)
         spread = jax.shard_map(body, mesh=self._mesh, in_specs=specs, out_specs=(_SHARED, _OWN), check_vma=False)
         return jax.jit(spread, donate_argnums=(0, 1))
 
-    def _stepped(
-        self, state: Any, sums: Any, images: Any, labels: Any, order: Any, mask: Any, step: Any, rate: Any, part: Any, *, flat: bool
-    ) -> tuple[Any, Any]:
+    def _stepped(self, state: Any, sums: Any, samples: Any, plan: Any, numbers: Any, *, flat: bool) -> tuple[Any, Any]:
         """One step on this rank; `order` is (1, steps, batch), and `mask`, where there is one, tells which of it are samples."""
-        params, statistics, memory = state
+        (params, statistics, memory), (images, labels), (order, mask), (step, rate, part) = state, samples, plan, numbers
         chosen = order[0, step]
         some, true = images[chosen], labels[chosen]
         present = None if mask is None else mask[0, step]
@@ -123,12 +121,11 @@ class JaxTraining(Training):
         return plans
 
     def _train(self, state: Any, plans: Any, rates: list[float], compiled: Any) -> tuple[Any, Any]:
-        sums = self._spread(np.zeros((1, 2), np.float32))
+        sums, samples = self._spread(np.zeros((1, 2), np.float32)), (self._images, self._labels)
         for order, mask, steps in plans:
             for number, step in enumerate(steps):
-                part = np.float32(1 / self._task.totals[step])
-                rate = np.float32(rates[step])
-                state, sums = compiled(state, sums, self._images, self._labels, order, mask, np.int32(number), rate, part)
+                numbers = np.int32(number), np.float32(rates[step]), np.float32(1 / self._task.totals[step])
+                state, sums = compiled(state, sums, samples, (order, mask), numbers)
         return state, sums
 
     def _epoch(self, number: int) -> RankEpoch:

@@ -1,9 +1,10 @@
 """Keras 3 on TensorFlow: a compiled step around `model` and its SGD; several ranks by MultiWorkerMirroredStrategy, through gRPC.
 
 Samples are in memory as tensors, and a step is handed the numbers of its own: `fit` would read them through a tf.data pipeline,
-with threads beside those that compute. Weight decay is added to the gradient, as DeepEx and PyTorch have it: Keras's own is decoupled
-(Loshchilov & Hutter 2019), which is another optimiser. On one rank it is tried whether XLA compiles the step to advantage; under
-the strategy it cannot. Running statistics of batch norm are averaged over ranks in every step: that is the strategy's own way.
+with threads beside those that compute. Weight decay is added to the gradient, as DeepEx and PyTorch have it: Keras's own is
+decoupled (Loshchilov & Hutter 2019), which is another optimiser. On one rank it is tried whether XLA compiles the step to
+advantage; under the strategy it cannot. Running statistics of batch norm are averaged over ranks in every step: that is the
+strategy's own way.
 """
 
 from collections.abc import MutableMapping
