@@ -86,8 +86,9 @@ class Framework(ABC):
             except metadata.PackageNotFoundError:
                 lacking.append(package)
         if lacking:
-            remedy = f"install it with `pip install {self.requirement}`, or all of them with `pip install 'deepex[peers]'`"
-            return Availability(version=None, reason=f"{' and '.join(lacking)} is not installed: {remedy}")
+            what = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not installed"
+            remedy = f"`pip install {self.requirement}`, or `pip install 'deepex[peers]'` for all frameworks"
+            return Availability(version=None, reason=f"{what}: {remedy}")
         return Availability(version=", ".join(found))
 
     def prepare(self, environ: MutableMapping[str, str], *, threads: int) -> None:

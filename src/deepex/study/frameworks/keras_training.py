@@ -37,7 +37,8 @@ class KerasTraining(Training):
         self._sums = tf.Variable(tf.zeros(2))
         self._score = tf.function(self._scored)
         several = task.comm.size > 1
-        compiled = False if several else self._try()
+        # XLA has no deterministic gradient of max pooling.
+        compiled = not several and not task.config.deterministic and self._try()
         self._step = self._compile(compiled=compiled)
         self._warm_up()
         self.settings = {

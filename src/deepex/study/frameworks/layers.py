@@ -90,7 +90,11 @@ class Shortcut(Layer):
 
 def describe(network: nn.Module, shape: tuple[int, ...]) -> tuple[Layer, ...]:
     """The layers of a network for samples of `shape` (channels, height, width)."""
-    return _Reader(network, shape).layers(network, "")
+    layers = _Reader(network, shape).layers(network, "")
+    there = sum(parameter.numel() for parameter in network.parameters())
+    if count_parameters(layers) != there:  # shared ones, say
+        raise UnsupportedTask(f"a translation has {count_parameters(layers)} of the network's {there} parameters; {_REMEDY}")
+    return layers
 
 
 def walk(layers: tuple[Layer, ...]) -> Iterator[Layer]:
@@ -128,7 +132,7 @@ class _Reader:
         """What becomes of a module: several layers of a chain, none of one that does nothing."""
         if isinstance(module, nn.Identity) or (isinstance(module, nn.Dropout) and module.p == 0):
             return ()
-        if isinstance(module, nn.Sequential):
+        if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
             below = (self.layers(child, f"{path}.{name}".lstrip(".")) for name, child in module.named_children())
             return tuple(layer for layers in below for layer in layers)
         translate = self._known.get(type(module))
