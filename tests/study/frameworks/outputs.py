@@ -1,4 +1,4 @@
-"""Print how far the outputs of translated networks are from PyTorch's: in a process of its own, since libraries of frameworks clash.
+"""Print how far the outputs of translated networks are from PyTorch's: in a process of its own, since frameworks' libraries clash.
 
 python -m tests.study.frameworks.outputs jax
 """

@@ -45,7 +45,7 @@ class JaxTraining(Training):
         self._labels = self._spread(np.pad(samples.labels.astype(np.int32), (0, room)))
         self._held = task.validation()
         self._score = jax.jit(self._scored)
-        flat = self._try() if task.comm.size > 1 else False
+        flat = task.comm.size > 1 and not task.config.deterministic and self._try()
         self._step = self._compile(flat=flat)
         self._warm_up()
         carrier = "nccl" if task.device.type == "cuda" else "gloo"

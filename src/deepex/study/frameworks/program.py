@@ -109,6 +109,7 @@ def _train(
 ) -> RunDirectory:
     from deepex.comm.together import AgreedError, together
     from deepex.engine.watch import Watcher
+    from deepex.machine.heap import give_back_heap
     from deepex.study.frameworks.base import UnsupportedTask
     from deepex.study.frameworks.recorder import Recorder
     from deepex.study.frameworks.task import make_task
@@ -120,6 +121,7 @@ def _train(
         training = framework.build(task)
     except UnsupportedTask as error:  # every rank finds the same
         raise AgreedError(error) from error
+    give_back_heap()  # else the run would carry what reading and trials took
     table = to_table(_as_trained(task))
     with hold(out) if comm.rank == 0 else nullcontext():
         state = {"framework": {**facts, "settings": training.settings}, "setup_seconds": perf_counter() - began}

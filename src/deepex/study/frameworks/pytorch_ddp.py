@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from deepex.comm.distributed import DistributedCommunicator
-from deepex.machine.heap import give_back_heap
 from deepex.study.frameworks.base import Framework, RankEpoch, Sums, Told, Training, loop
 from deepex.study.frameworks.pytorch import Step, TorchData, make_sgd, own_network, set_rate, settle
 from deepex.study.frameworks.task import Task
@@ -46,7 +45,6 @@ class PytorchDdp(Framework):
         settle(task)
         group = join_group(task)
         found = _best(task)
-        give_back_heap()  # else the run would carry what the trials took
         return _Ddp(task, group, TorchData(task, channels_last=found["channels_last"]), found)
 
 
@@ -81,9 +79,7 @@ def orders(task: Task) -> list[bool]:
 
 def best_order(task: Task) -> bool:
     """Whether channels-last is the faster memory order."""
-    found = _best(task, only=("channels_last",))
-    give_back_heap()
-    return bool(found["channels_last"])
+    return bool(_best(task, only=("channels_last",))["channels_last"])
 
 
 def _best(task: Task, only: Sequence[str] | None = None) -> dict[str, Any]:
