@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from deepex.comm.solo import SoloCommunicator
+from deepex.study.transfer.measure import measure
 from deepex.study.transfer.probe_gpu import gpu_probes
 from deepex.study.transfer.timing import Timing
-from deepex.study.transfer.measure import measure
 from tests.mpi import run_ranks
 
 pytestmark = pytest.mark.gpu

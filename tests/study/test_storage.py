@@ -21,10 +21,9 @@ from deepex.errors import ConfigError, DataError, StorageError, UnknownName
 from deepex.machine.storage import describe_file_system
 from deepex.recipes.job import open_dataset
 from deepex.record import RunDirectory
-from deepex.record.table import from_table, parse_assignments, set_values, to_table
-from deepex.study import page_cache
-from deepex.study.storage.page_cache import drop_cache, resident_bytes
+from deepex.study.storage import page_cache
 from deepex.study.storage.copies import FORMATS, prepare, settings, summary, sweep
+from deepex.study.storage.page_cache import drop_cache, resident_bytes
 from tests.mpi import run_deepex
 
 MakeData = Callable[[int], Path]
@@ -48,10 +47,10 @@ def read(dataset: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def config_of(path: Path, **keys: Any) -> Any:
-    """The configuration that `deepex train fashion --set …` would have."""
-    table = set_values(to_table(deepex.recipe("fashion", PLAIN | keys)), parse_assignments(settings(path)))
-    return from_table(deepex.engine.config.RunConfig, table)
+def config_of(data: Path, directory: Path | None = None, kind: str = "packed", **keys: Any) -> Any:
+    """The configuration that a run of the study has on a copy in `directory`, or on the dataset itself."""
+    own = {"data": str(data)} if directory is None else settings(data, directory, kind)
+    return deepex.recipe("fashion", PLAIN | keys | own)
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -64,8 +63,8 @@ def test_every_copy_has_the_same_samples_in_the_same_places(
         monkeypatch.setattr(direct, "_SMALL_BYTES", 100_000)
         monkeypatch.setattr(direct, "_LEAST_BANDS", 64)
         monkeypatch.setattr(direct, "_LEAST_BLOCKS", 16)
-    path = prepare(make_data(600), [tmp_path], [kind])[kind, str(tmp_path)]
-    original, copy = PackedDataset.open(make_data(600)), open_dataset(config_of(path))
+    prepare(make_data(600), [tmp_path], [kind])
+    original, copy = PackedDataset.open(make_data(600)), open_dataset(config_of(make_data(600), tmp_path, kind))
     assert set(copy.manifest.parts) == {"train", "validation"}
     for name in copy.manifest.parts:
         assert all(np.array_equal(*pair) for pair in zip(read(original, name), read(copy, name), strict=True)), name
@@ -79,8 +78,8 @@ def test_every_copy_has_the_same_samples_in_the_same_places(
 def test_a_dataset_of_real_numbers_without_labels_or_validation(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(50, 5, 6, 7)).astype(np.float32))
     pack(tmp_path / "x.npy", tmp_path / "data", validation=0.0, layout="NHWC")
-    path = prepare(tmp_path / "data", [tmp_path], ["hdf5"])["hdf5", str(tmp_path)]
-    original, copy = PackedDataset.open(tmp_path / "data"), open_dataset(config_of(path))
+    prepare(tmp_path / "data", [tmp_path], ["hdf5"])
+    original, copy = PackedDataset.open(tmp_path / "data"), open_dataset(config_of(tmp_path / "data", tmp_path, "hdf5"))
     assert list(copy.manifest.parts) == ["train"]
     assert np.array_equal(read(original, "train")[0], read(copy, "train")[0])
     assert (copy.manifest.scale, copy.manifest.classes) == (original.manifest.scale, ())
@@ -88,9 +87,10 @@ def test_a_dataset_of_real_numbers_without_labels_or_validation(tmp_path: Path) 
 
 def test_a_training_learns_the_same_from_every_copy(one_file: Path, tmp_path: Path) -> None:
     losses = {}
-    for (kind, _), path in prepare(one_file, [tmp_path], FORMATS).items():
+    prepare(one_file, [tmp_path], FORMATS)
+    for kind in FORMATS:
         for placement in ("host", "stream"):
-            config = config_of(path, placement=placement)
+            config = config_of(one_file, tmp_path, kind, placement=placement)
             run = deepex.train(config, SoloCommunicator(), out=tmp_path / f"{kind}-{placement}")
             losses[kind, placement] = [(epoch.train.loss, epoch.validation.loss) for epoch in run.epochs()]
     first = losses.popitem()[1]
@@ -100,8 +100,9 @@ def test_a_training_learns_the_same_from_every_copy(one_file: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_settings_are_what_the_command_takes(one_file: Path, tmp_path: Path) -> None:
-    path = prepare(one_file, [tmp_path], ["hdf5-gzip"])["hdf5-gzip", str(tmp_path)]
-    words = [f"--set={one}" for one in (*settings(path), "epochs=1", "placement=stream", "batch=8")]
+    prepare(one_file, [tmp_path], ["hdf5-gzip"])
+    keys = settings(one_file, tmp_path, "hdf5-gzip") | {"epochs": 1, "placement": "stream", "batch": 8}
+    words = [f"--set={key}={value}" for key, value in keys.items()]
     done = run_deepex("train", "fashion", "--quiet", "--out", str(tmp_path / "run"), *words)
     assert done.returncode == 0, done.stderr
     assert RunDirectory.open(tmp_path / "run").state["placement"]["kind"] == "stream"
@@ -117,8 +118,8 @@ def test_copies_are_made_once_and_again_where_they_are_damaged(make_data: MakeDa
     h5py.File(copies["hdf5", str(tmp_path)], "w").close()
     copies["hdf5-gzip", str(tmp_path)].write_bytes(b"no HDF5")
     prepare(make_data(64), [tmp_path], FORMATS)
-    for path in copies.values():
-        assert open_dataset(config_of(path)).manifest.parts["train"].count == 64
+    for kind in FORMATS:
+        assert open_dataset(config_of(make_data(64), tmp_path, kind)).manifest.parts["train"].count == 64
     assert PackedDataset.open(packed).verify() == []
 
 
@@ -202,8 +203,8 @@ def test_a_cached_run_opens_each_file_once_and_reads_each_byte_once(make_data: M
 
 
 def test_hdf5_reads_every_sample_once_to_measure_it_and_once_to_train(one_file: Path, tmp_path: Path) -> None:
-    path = prepare(one_file, [tmp_path], ["hdf5"])["hdf5", str(tmp_path)]
-    run = deepex.train(config_of(path, placement="host"), SoloCommunicator(), out=tmp_path / "run")
+    prepare(one_file, [tmp_path], ["hdf5"])
+    run = deepex.train(config_of(one_file, tmp_path, "hdf5", placement="host"), SoloCommunicator(), out=tmp_path / "run")
     first, second = run.epochs()
     images, held, labels = 160 * 784, 40 * 784, 200 * 8
     assert first.usage["data_bytes"] == {"input": [images], "other": [held]}

@@ -15,9 +15,9 @@ from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import AgreedError
 from deepex.errors import CommError, ConfigError
 from deepex.study.transfer.fit import fit, worst_deviation
+from deepex.study.transfer.measure import _crowded, _pairs, default_sizes, measure
 from deepex.study.transfer.probe import HOST, all_reduce
 from deepex.study.transfer.timing import Timing
-from deepex.study.transfer.measure import _crowded, _pairs, default_sizes, measure
 from tests.mpi import own_lines, run_ranks
 
 SIZES = [8, 4096, 100_000]

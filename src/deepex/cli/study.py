@@ -193,6 +193,60 @@ def variability(
     return Variability(ranks=ranks, seeds=seeds)
 
 
+@_command
+def storage(
+    directories: Annotated[
+        str, typer.Option(help="Directories to read from, with commas: node-local, shared, in memory. They must be there.")
+    ] = "runs,/dev/shm",
+    placements: Annotated[str, typer.Option(help="Of host, stream, device; with commas.")] = "host,stream",
+    formats: Annotated[str, typer.Option(help="Of packed, hdf5, hdf5-gzip; with commas.")] = "packed,hdf5",
+    ranks: OneRanks = 2,
+) -> "Kind":
+    """Each placement and format from each directory: rates of the first epoch and of later ones, opens, bytes, time lost to input.
+
+    deepex study storage fashion --directories /scratch/me,/dev/shm --out studies/storage
+    """
+    from deepex.study.kinds import Storage
+
+    return Storage(directories=_words(directories), placements=_words(placements), formats=_words(formats), ranks=ranks)
+
+
+@_command
+def transfer(
+    ranks: OneRanks = 4,
+    comms: Annotated[str, typer.Option(help="Of mpi, gloo, nccl; with commas.")] = "mpi,gloo",
+    sizes: Annotated[str, typer.Option(help="Bytes, with commas [default: 8 to 64 MiB].", show_default=False)] = "",
+    seconds: Annotated[float, typer.Option(help="For each size of each path.")] = 0.3,
+) -> "Kind":
+    """Bandwidth and latency: within memory, from rank to rank, host to device, all-reduce; over sizes, for each communicator.
+
+    deepex study transfer fashion --ranks 4 --out studies/transfer
+    """
+    from deepex.study.kinds import Transfer
+
+    return Transfer(ranks=ranks, comms=_words(comms), sizes=_numbers("--sizes", sizes), seconds=seconds)
+
+
+@_command
+def frameworks(
+    ranks: OneRanks = 2,
+    names: Annotated[
+        str,
+        typer.Option(
+            help="Of deepex, deepex-gradients, pytorch, lightning, jax, keras; with commas [default: all installed].",
+            show_default=False,
+        ),
+    ] = "",
+) -> "Kind":
+    """The same network, data and batch on DeepEx and on others (pip install 'deepex[peers]'): images/s, time to target, memory.
+
+    deepex study frameworks fashion --ranks 2 --to-target "validation error <= 0.2" --out studies/frameworks
+    """
+    from deepex.study.kinds import Frameworks
+
+    return Frameworks(ranks=ranks, names=_words(names))
+
+
 def _study(kind: "Kind", common: Common, request: "Request") -> None:
     """Plan, show, and run or write scripts."""
     from deepex.study.plan import make_plan, open_subject

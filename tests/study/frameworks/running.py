@@ -31,7 +31,7 @@ def write_config(path: Path, **changes: Any) -> Path:
 
 def run_framework(name: str, ranks: int, out: Path, **changes: Any) -> subprocess.CompletedProcess[str]:
     config = write_config(out.with_suffix(".toml"), **changes)
-    return run_ranks(ranks, "-m", "deepex.study.frameworks", name, "--config", str(config), "--out", str(out))
+    return run_ranks(ranks, "-m", "deepex.study.frameworks", name, str(config), "--out", str(out))
 
 
 def trained(name: str, ranks: int, out: Path, **changes: Any) -> RunDirectory:

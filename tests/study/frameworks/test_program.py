@@ -80,7 +80,7 @@ def test_a_missing_framework_gets_the_remedy(
     config = write_config(tmp_path / "a.toml", data=str(make_data(200)))
     monkeypatch.setattr(metadata, "version", nothing)
     with pytest.raises(SystemExit) as ended:
-        main([name, "--config", str(config), "--out", str(tmp_path / "run")])
+        main([name, str(config), "--out", str(tmp_path / "run")])
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith(f"deepex: {name} cannot be compared with: ")

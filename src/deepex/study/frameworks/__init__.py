@@ -2,7 +2,7 @@
 
     for name, found in available().items():
         print(name, found.version or found.reason)
-    command = ["-m", "deepex.study.frameworks", "pytorch", "--config", "run.toml", "--out", "runs/pytorch"]
+    command = ["-m", "deepex.study.frameworks", "pytorch", "run.toml", "--out", "runs/pytorch"]
     launch(2, [sys.executable, *command], environ)
 
 `python -m deepex.study.frameworks --list` prints the same as JSON. What such a job writes is an ordinary run directory. DeepEx

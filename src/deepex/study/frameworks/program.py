@@ -1,6 +1,6 @@
-"""One rank of a framework's job: `python -m deepex.study.frameworks NAME --config FILE.toml --out DIR`, as `deepex train` is.
+"""One rank of a framework's job: `python -m deepex.study.frameworks NAME RECIPE --out DIR`, as `deepex train RECIPE` is.
 
-The configuration is a whole one, as in a run's config.toml. What is written is a run directory that everything reads which reads
+What is written is a run directory that everything reads which reads
 those of DeepEx. A mistake ends with one line and exit code 2, a failure with one line and exit code 1; if there is no run directory
 yet, the reason is in DIR/failure.json.
 """
@@ -23,7 +23,7 @@ from deepex.errors import ConfigError, DeepexError
 from deepex.record import RunDirectory
 from deepex.record.files import write_json
 from deepex.record.run import hold, refuse_existing_run
-from deepex.record.table import from_table, load_toml, to_table
+from deepex.record.table import parse_assignments, to_table
 from deepex.study.frameworks import FRAMEWORKS, available, find
 from deepex.study.frameworks.base import Framework, Training
 
@@ -40,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.list:
         sys.stdout.write(json.dumps({name: dataclasses.asdict(found) for name, found in available().items()}) + "\n")
         return
-    if options.name is None or options.config is None or options.out is None:
-        _fail(f"NAME ({', '.join(FRAMEWORKS)}), --config FILE.toml and --out DIR are needed, or --list", 2, None)
+    if options.name is None or options.recipe is None or options.out is None:
+        _fail(f"NAME ({', '.join(FRAMEWORKS)}), RECIPE and --out DIR are needed, or --list", 2, None)
     try:
-        run(options.name, Path(options.config), Path(options.out))
+        run(options.name, options.recipe, parse_assignments(options.set), Path(options.out))
     except DeepexError as error:
         _fail(str(error), error.exit_code, options.out)
     except Exception as error:  # noqa: BLE001 - what a framework raises; on several ranks it has ended the job already
@@ -55,27 +55,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m deepex.study.frameworks", description="Train with another framework.")
     parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(FRAMEWORKS))
-    parser.add_argument("--config", metavar="FILE.toml", help="a whole configuration, as in a run's config.toml")
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE|FILE.toml", help="what `deepex train` takes")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set a key of the configuration")
     parser.add_argument("--out", metavar="DIR", help="the run directory to write")
     parser.add_argument("--list", action="store_true", help="print as JSON what is installed, and what to do about the others")
     return parser
 
 
-def run(name: str, config_path: Path, out: Path, watcher: "Watcher | None" = None) -> RunDirectory:
-    """Train what a configuration says with the framework `name`, on the ranks that the launcher started."""
+def run(name: str, recipe: str, changes: dict[str, Any], out: Path, watcher: "Watcher | None" = None) -> RunDirectory:
+    """Train what a recipe with some changes says with the framework `name`, on the ranks that the launcher started."""
     framework = find(name)
     found = framework.available()
     if found.version is None:
         raise ConfigError(f"{name} cannot be compared with: {found.reason}")
-    if not config_path.is_file():
-        raise ConfigError(f"{config_path} does not exist; give a TOML file with a whole configuration, as in a run's config.toml")
     from deepex.machine.heap import keep_heap, keep_tensors
 
     keep_tensors(os.environ)  # before what follows loads PyTorch; the others profit as DeepEx does
     heap = keep_heap(os.environ)
-    from deepex.engine.config import RunConfig
+    from deepex.recipes import find_config
 
-    config = from_table(RunConfig, load_toml(config_path))
+    config = find_config(recipe, changes)
     place = find_place(os.environ)
     framework.check(config, ranks=place.size)
     threads = _threads(config, place.local_size)

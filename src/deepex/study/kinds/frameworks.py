@@ -29,7 +29,9 @@ class Frameworks(Kind):
         threads = {"threads": subject.threads(self.ranks)}
         there = [name for name, found in available().items() if found.version is not None]
         wanted = [name for name in (*OURS, *FRAMEWORKS) if not self.names or name in self.names]
-        ours = [Variant(varied={"framework": name}, ranks=self.ranks, settings=threads | OURS[name]) for name in wanted if name in OURS]
+        ours = [
+            Variant(varied={"framework": name}, ranks=self.ranks, settings=threads | OURS[name]) for name in wanted if name in OURS
+        ]
         others = [
             Variant(
                 varied={"framework": name},

@@ -14,8 +14,11 @@ from deepex.study.storage.copies import settings
 @final
 @dataclass(frozen=True, kw_only=True)
 class Storage(Kind):
-    """`placements` × `formats` × `directories` on `ranks` ranks. The dataset is copied there first, and dropped from memory before
-    each run, so that the first epoch reads the disk; the copies stay until they are deleted."""
+    """`placements` × `formats` × `directories` on `ranks` ranks.
+
+    The dataset is copied there first, and dropped from memory before each run, so that the first epoch reads the disk; the copies
+    stay until they are deleted.
+    """
 
     name: ClassVar[str] = "storage"
     directories: tuple[str, ...]
@@ -42,5 +45,5 @@ class Storage(Kind):
 
     @override
     def notes(self, subject: Subject) -> list[str]:
-        where = ", ".join(self.directories)
-        return [f"copies of {subject.config.data} go to {where}, and stay there", *crowded(subject, self.ranks, subject.threads(self.ranks))]
+        stay = f"copies of {subject.config.data} go to {', '.join(self.directories)}, and stay there"
+        return [stay, *crowded(subject, self.ranks, subject.threads(self.ranks))]

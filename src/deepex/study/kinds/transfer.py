@@ -15,7 +15,7 @@ _SIZES: Final = 13  # 8 bytes to 64 MiB
 @final
 @dataclass(frozen=True, kw_only=True)
 class Transfer(Kind):
-    """Every path between `ranks` ranks with each of `comms`, `seconds` for each size. All-reduce is tried on 2, 4, … and all ranks."""
+    """Every path between `ranks` ranks with each of `comms`, `seconds` for each size. All-reduce runs on 2, 4, … and all ranks."""
 
     name: ClassVar[str] = "transfer"
     ranks: int = 4

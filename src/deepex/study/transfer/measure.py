@@ -228,4 +228,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run(parser.parse_args(arguments))
     except DeepexError as error:
         fail(str(error), error.exit_code)
-
