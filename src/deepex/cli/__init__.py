@@ -78,7 +78,7 @@ def train_verb(  # noqa: PLR0917 - typer reads the options from the signature
 
 @app.command("show")
 def show_verb(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
+    run: Annotated[str, typer.Argument(metavar="RUN|STUDY", help="A run or a study directory.")],
     base: Annotated[str | None, typer.Option(metavar="RUN", help="Compare with this run: speedup and efficiency.")] = None,
     target: Annotated[
         list[str] | None,
@@ -86,7 +86,7 @@ def show_verb(
     ] = None,
     json: _Json = False,
 ) -> None:
-    """Print a run: configuration, machine, phases per epoch, convergence; with --base, what it gained.
+    """Print a run: configuration, machine, phases per epoch, convergence; with --base, what it gained. Of a study, the verdicts.
 
     Examples:
       deepex show runs/a

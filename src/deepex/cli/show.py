@@ -9,7 +9,7 @@ from typing import Any
 
 from deepex.cli.usage import print_usage
 from deepex.errors import RunError
-from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
+from deepex.record import PHASES, EpochRecord, RunDirectory, Score, StudyDirectory, Target, is_study
 from deepex.speedup import Speedup, compare, epoch_seconds
 
 _PAPER_NAMES = {
@@ -23,7 +23,10 @@ _PAPER_NAMES = {
 
 
 def show(*, run: str, base: str | None, targets: Sequence[str], as_json: bool) -> None:
-    """Print a run, or its summary as JSON."""
+    """Print a run or a study, or its summary as JSON."""
+    if is_study(Path(run)):
+        show_study(Path(run), base=base, targets=targets, as_json=as_json)
+        return
     directory = RunDirectory.open(Path(run))
     goals = [Target.parse(text) for text in targets] or _own_target(directory)
     speedups = _speedups(directory, RunDirectory.open(Path(base)), goals) if base else []
@@ -43,6 +46,34 @@ def show(*, run: str, base: str | None, targets: Sequence[str], as_json: bool) -
         print_usage(console, epochs)
     for speedup in speedups:
         _print_speedup(console, speedup, base or "")
+
+
+def show_study(path: Path, *, base: str | None, targets: Sequence[str], as_json: bool) -> None:
+    """Print what the report of a study says in words."""
+    from deepex.report.chapter import chapters
+    from deepex.report.collect import collect
+
+    if base or targets:
+        raise RunError(
+            f"{path} is a study, which has its own base and targets: leave --base and --target out, or give one of its runs"
+        )
+    told, study = chapters(collect([path]))[0], StudyDirectory.open(path)
+    if as_json:
+        problems = [row for table in told.tables for row in table.rows]
+        words = [text for _heading, texts in told.items for text in texts]
+        sys.stdout.write(json.dumps({"study": str(path), "state": study.state, "summary": words, "problems": problems}) + "\n")
+        return
+    from rich.console import Console
+
+    console, state = Console(), study.state
+    head = (
+        f"{study.kind} study of {state.get('recipe')}: {state.get('status')}{': ' + state['reason'] if state.get('reason') else ''}"
+    )
+    console.print(head, highlight=False, markup=False, soft_wrap=True)
+    for text in (*told.lead, *(f"- {text}" for _heading, texts in told.items for text in texts)):
+        console.print(text, highlight=False, markup=False)
+    for table in told.tables:
+        _print_table(console, table.title, table.columns, [list(map(str, row)) for row in table.rows])
 
 
 def summary(run: RunDirectory, speedups: Sequence[Speedup] = ()) -> dict[str, Any]:

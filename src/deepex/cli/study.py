@@ -340,7 +340,7 @@ def _print_plan(kind: "Kind", subject: "Subject", plan: "list[PlannedRun]") -> N
     total = sum(planned.estimate_seconds or 0 for planned in plan)
     console.print(f"about {duration(total)} in all, guessed from a few batches on one rank", highlight=False)
     for note in kind.notes(subject):
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
