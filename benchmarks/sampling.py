@@ -43,7 +43,7 @@ def sampled(epoch: Callable[[], float], clock: HostClock, interval_seconds: floa
     folder = Path(tempfile.mkdtemp())
 
     def both() -> float:
-        series = Series(folder / "resources.jsonl", interval_seconds)
+        series = Series(folder / f"{len(costs)}.jsonl", interval_seconds)
         with Sampler(interval_seconds, open_sources(first=True), clock.progress, series) as sampler:
             began = perf_counter()
             own = [thread_time()]

@@ -78,6 +78,21 @@ def test_what_is_outside_the_phases_is_other() -> None:
     assert (used["forward"], used["other"]) == (0.0, 500.0)
 
 
+def test_what_was_settled_is_not_shared_again() -> None:
+    phases, ledger = begun(read_bytes=0.0)
+    phases.passes(8.0)  # outside the phases, with nothing read
+    ledger.add(phases.now, {"read_bytes": 0.0}, phases.progress())
+    ledger.settle(phases.now, phases.progress())
+    phases.passes(1.0)
+    ledger.add(phases.now, {"read_bytes": 10.0}, phases.progress())
+    phases.start()
+    phases.passes(1.0)
+    phases.mark(INPUT)
+    ledger.add(phases.now, {"read_bytes": 20.0}, phases.progress())
+    used = ledger.take(phases.now, phases.progress()).amounts["read_bytes"]
+    assert (used["input"], used["other"]) == (10.0, 10.0), "one second each since then"
+
+
 def test_an_epoch_begins_with_nothing() -> None:
     phases, ledger = begun(read_bytes=0.0, cpu_seconds=0.0)
     for _ in range(2):

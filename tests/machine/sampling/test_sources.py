@@ -77,6 +77,11 @@ def test_bytes_of_the_page_cache_are_no_reading(tmp_path: Path) -> None:
     assert used(storage(), (tmp_path / "some").read_bytes)["read_bytes"] < 1 << 20
 
 
+def test_memory_is_what_is_resident(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/statm", "1000 30 20 1 0 900 0")
+    assert memory(tmp_path).read() == {"memory_bytes": 30.0 * os.sysconf("SC_PAGE_SIZE")}
+
+
 def test_storage_by_its_files(tmp_path: Path) -> None:
     path = tmp_path / "proc/self/io"
     write(path, "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 5")
