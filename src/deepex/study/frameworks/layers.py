@@ -133,7 +133,8 @@ class _Reader:
         if isinstance(module, nn.Identity) or (isinstance(module, nn.Dropout) and module.p == 0):
             return ()
         if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-            below = (self.layers(child, f"{path}.{name}".lstrip(".")) for name, child in module.named_children())
+            # Not `named_children`, which gives a layer that is there twice once.
+            below = (self.layers(child, f"{path}.{name}".lstrip(".")) for name, child in module._modules.items() if child)
             return tuple(layer for layers in below for layer in layers)
         translate = self._known.get(type(module))
         if translate is None:
