@@ -1,4 +1,4 @@
-"""Print how far outputs of translated networks are from PyTorch's, relatively: in a process of its own, since frameworks' libraries clash.
+"""Print how far outputs of translated networks are from PyTorch's, relatively; in a process of its own, since libraries clash.
 
 python -m tests.study.frameworks.outputs jax
 """

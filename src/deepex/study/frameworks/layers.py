@@ -134,7 +134,9 @@ class _Reader:
             return ()
         if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
             # Not `named_children`, which gives a layer that is there twice once.
-            below = (self.layers(child, f"{path}.{name}".lstrip(".")) for name, child in module._modules.items() if child)
+            below = (
+                self.layers(child, f"{path}.{name}".lstrip(".")) for name, child in module._modules.items() if child is not None
+            )
             return tuple(layer for layers in below for layer in layers)
         translate = self._known.get(type(module))
         if translate is None:
