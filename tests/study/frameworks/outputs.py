@@ -1,4 +1,4 @@
-"""Print how far the outputs of translated networks are from PyTorch's: in a process of its own, since frameworks' libraries clash.
+"""Print how far outputs of translated networks are from PyTorch's, relatively; in a process of its own, since libraries clash.
 
 python -m tests.study.frameworks.outputs jax
 """
@@ -52,7 +52,8 @@ def main(framework: str) -> None:
             theirs = output(framework, layers, images.permute(0, 2, 3, 1).numpy(), training=training)
             with torch.no_grad():
                 expected = built.train(training)(images).numpy()
-            found[f"{name} {shape} {training}"] = float(np.abs(np.asarray(theirs) - expected).max())
+            difference = np.abs(np.asarray(theirs) - expected).max() / np.abs(expected).max()
+            found[f"{name} {shape} {training}"] = float(difference)
     print(json.dumps(found))
 
 

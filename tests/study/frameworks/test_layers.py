@@ -57,4 +57,4 @@ def test_outputs_are_those_of_pytorch(framework: str) -> None:
     found = json.loads(run_ranks(1, "-m", "tests.study.frameworks.outputs", framework).stdout.splitlines()[-1])
     assert len(found) == 2 * len(CASES)
     for case, difference in found.items():
-        assert difference < (1e-3 if "resnet" in case else 1e-5), case
+        assert difference < (1e-4 if "resnet" in case else 1e-5), case
