@@ -76,7 +76,7 @@ def _head(experiment: Experiment) -> str:
 def verdicts(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
     """A few sentences for one experiment."""
     if experiment.kind == "transfer":
-        return [figure.sentence for figure in transfer_figures(experiment.measurements)]
+        return [figure.sentence.partition(" Points are")[0] for figure in transfer_figures(experiment.measurements)]
     if experiment.kind == "threads":
         return [figure.sentence for figure in thread_figures(experiment)][:_MOST]
     if experiment.kind == "weak":
