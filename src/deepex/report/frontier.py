@@ -47,7 +47,8 @@ def _frontier(experiment: Experiment, target: Target) -> Figure | None:
     epochs = [median(value for value in group.epochs_to(target) if value is not None) for group in reached]
     at = reached.index(best[0])
     texts = [
-        f"{group.label}: {number(gain.value)} times as fast per epoch, {number(steps)} epochs, {seconds(median(map(median, times)))}"
+        f"{group.label}: {number(gain.value)} times as fast per epoch, {number(steps)} epochs, "
+        f"{seconds(median(map(median, times)))}"
         for group, gain, steps in zip(reached, fast, epochs, strict=True)
         if (times := group.seconds_to(target)) is not None
     ]
