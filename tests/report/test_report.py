@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from deepex.cli import app
 from deepex.errors import RunError
 from deepex.report import make_report
+from deepex.report.bars import Bars, bar_view
 from deepex.report.chapter import chapters
 from deepex.report.collect import collect
 from deepex.report.experiment import Experiment, experiments
@@ -234,6 +235,14 @@ def test_the_command_writes_the_file_and_says_so(tmp_path: Path) -> None:
     assert "is a directory" in str(refused.exception)
 
 
+def test_names_that_are_alike_once_cut_keep_bars_of_their_own() -> None:
+    labels = [f"{'a very long name ' * 5}{end}" for end in "abc"]
+    view, _ = bar_view(labels, [Bars(name="", values=[1.0, 2.0, 3.0])], axis="seconds")
+    (trace,) = view.traces
+    assert trace["y"] == [0, 1, 2]
+    assert trace["customdata"] == labels
+
+
 def test_hostile_strings_are_text_in_the_page(hostile_page: Path) -> None:
     html = hostile_page.read_text(encoding="utf-8")
     assert "<img" not in html
@@ -242,7 +251,7 @@ def test_hostile_strings_are_text_in_the_page(hostile_page: Path) -> None:
     data = re.search(r'id="data">(.*?)</script>', html, re.DOTALL)
     assert data
     traces = [t for entry in json.loads(data[1]).values() for view in entry["views"] for t in view["traces"]]
-    labels = json.dumps([[t.get("name"), t.get("x"), t.get("y"), t.get("text")] for t in traces])
+    labels = json.dumps([[t.get("name"), t.get("x"), t.get("y"), t.get("text"), t.get("customdata")] for t in traces])
     assert "<img" not in labels
     assert "<b>" not in labels
     assert "&lt;" in labels
