@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 OUT    ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test quick test-openmpi test-gpu check bench bench-gpu clean
+.PHONY: run test quick browser test-openmpi test-gpu check bench bench-gpu clean
 .DEFAULT_GOAL := run
 
 $(READY): pyproject.toml constraints.txt
@@ -27,8 +27,14 @@ run: $(READY)
 	$(BIN)/deepex train atomai-small --ranks 2 --set threads=1 --set epochs=1 --out $(OUT)/atomai
 	@echo "run directories: $(OUT)/one-rank, two-ranks, pf, atomai; look again with: $(BIN)/deepex show $(OUT)/two-ranks"
 
-test: $(READY)
+test: $(READY) browser
 	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal
+
+# Reports are tested in a browser.
+browser:
+	@if command -v chromium > /dev/null; then :; \
+	elif test "$$(id -u)" = 0; then apt-get install -y --no-install-recommends chromium; \
+	else echo "the tests of reports need Chromium and will fail without it: sudo apt-get install chromium"; fi
 
 quick: $(READY)
 	$(BIN)/python -m pytest -m "not gpu and not slow" -n 2 --dist worksteal

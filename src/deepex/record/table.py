@@ -123,6 +123,8 @@ def _unknown(path: str, key: str, known: Mapping[str, object], where: str) -> st
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
     """Check `value` against the annotation `hint` and return what the dataclass shall hold."""
+    if type(value) is hint and hint is not dict:  # most values of a record of many epochs
+        return value
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return _convert_union(get_args(hint), value, path)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deepex.report.figure import Trace, View, axes, categories, plain
+from deepex.report.figure import Trace, View, axes, plain
 from deepex.speedup.statistics import Interval
 
 _LONG: Final = 16  # letters of the longest name that still stands below a bar
@@ -37,30 +37,34 @@ def bar_view(
     label: str = "",
 ) -> tuple[View, int]:
     """The view and how high it should be. `form` is the number format of hover and axis, `points` draws marks for bars."""
-    lying = max(map(len, labels)) > _LONG or (len(labels) > _MANY and not all(one.isdigit() for one in labels))
+    numbers = len(labels) > _MANY and all(one.isdigit() for one in labels)
+    lying = not numbers and (max(map(len, labels)) > _LONG or len(labels) > _MANY)
     shown = [_broken(one) if lying else plain(one) for one in labels]
-    traces = [_trace(shown, one, form, unit, lying=lying, points=points) for one in rows]
+    # By place, not by name: names that are alike once they are cut would share a bar.
+    places = [int(one) for one in labels] if numbers else list(range(len(labels)))
+    named = {"automargin": True} if numbers else {"automargin": True, "tickvals": places, "ticktext": shown, "zeroline": False}
+    hover = [plain(one) for one in labels]
+    traces = [_trace(places, hover, one, form + "}" + unit, lying=lying, points=points) for one in rows]
     value = {"rangemode": "tozero", **({"tickformat": form} if form.endswith("%") else {})}
     mode = {"barmode": "stack" if stack else "group"}
     if not lying:
-        return View(traces=traces, layout=axes(names, axis, xaxis=categories(), yaxis=value) | mode, label=label), 360
-    upside = {**categories(), "autorange": "reversed"}
-    height = 110 + len(labels) * max(
-        24 if stack or points or len(rows) == 1 else 30, 16 * max(one.count("<br>") + 1 for one in shown)
-    )
-    return View(traces=traces, layout=axes(axis, "", xaxis=value, yaxis=upside) | mode, label=label), min(height, 1100)
+        return View(traces=traces, layout=axes(names, axis, xaxis=named, yaxis=value) | mode, label=label), 360
+    line = 24 if stack or points or len(rows) == 1 else 30
+    height = 110 + len(labels) * max(line, 16 * max(one.count("<br>") + 1 for one in shown))
+    layout = axes(axis, "", xaxis=value, yaxis=named | {"autorange": "reversed"})
+    return View(traces=traces, layout=layout | mode, label=label), min(height, 1100)
 
 
-def _trace(labels: Sequence[str], row: Bars, form: str, unit: str, *, lying: bool, points: bool) -> Trace:
-    value, name = ("x", "y") if lying else ("y", "x")
-    role = "line" if points else "bar"
+def _trace(places: Sequence[int], names: Sequence[str], row: Bars, form: str, *, lying: bool, points: bool) -> Trace:
+    value, place = ("x", "y") if lying else ("y", "x")
     trace: dict[str, Any] = {
         "type": "scatter" if points else "bar",
-        name: list(labels),
+        place: list(places),
         value: list(row.values),
         "name": plain(row.name),
-        "hovertemplate": f"%{{{name}}}: %{{{value}:{form}}}{unit}<extra>{'%{fullData.name}' if row.name else ''}</extra>",
-        "meta": {"series": row.series, "role": role},
+        "customdata": list(names),
+        "hovertemplate": f"%{{customdata}}: %{{{value}:{form}<extra>{'%{fullData.name}' if row.name else ''}</extra>",
+        "meta": {"series": row.series, "role": "line" if points else "bar"},
     }
     trace |= {"mode": "markers"} if points else {"orientation": "h"} if lying else {}
     if row.intervals is not None:

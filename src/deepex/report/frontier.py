@@ -4,12 +4,15 @@ frontier_figures(experiment)
 """
 
 from statistics import median
+from typing import Final
 
 from deepex.record import Target
 from deepex.report.experiment import Experiment, Group
 from deepex.report.figure import Figure, View, axes, line
 from deepex.report.words import number, seconds
 from deepex.speedup.statistics import Interval, middle, ratio
+
+_MOST: Final = 60
 
 
 def frontier_figures(experiment: Experiment) -> list[Figure]:
@@ -19,8 +22,19 @@ def frontier_figures(experiment: Experiment) -> list[Figure]:
 
 def best_setting(experiment: Experiment, target: Target) -> tuple[Group, Interval] | None:
     """The setting that reached the target in the least time, and that time."""
-    reached = [(group, middle(times)) for group in experiment.groups if (times := group.seconds_to(target)) is not None]
-    return min(reached, key=lambda item: item[1].value, default=None)
+    reached = [(group, times) for group in experiment.groups if (times := group.seconds_to(target)) is not None]
+    if not reached:
+        return None
+    group, times = min(reached, key=lambda item: median(map(median, item[1])))
+    return group, middle(times)
+
+
+def _speedup(base: Group, group: Group, *, precise: bool) -> Interval:
+    """Of very many settings only the value: their intervals would take minutes and could not be told apart."""
+    if precise:
+        return ratio(base.seconds, group.seconds)
+    value = median(map(median, base.seconds)) / median(map(median, group.seconds))
+    return Interval(value=value, low=value, high=value, repeats=len(group.runs))
 
 
 def _frontier(experiment: Experiment, target: Target) -> Figure | None:
@@ -29,11 +43,12 @@ def _frontier(experiment: Experiment, target: Target) -> Figure | None:
     best = best_setting(experiment, target)
     if len(reached) < 2 or best is None:
         return None
-    fast = [ratio(base.seconds, group.seconds) for group in reached]
+    fast = [_speedup(base, group, precise=len(reached) <= _MOST) for group in reached]
     epochs = [median(value for value in group.epochs_to(target) if value is not None) for group in reached]
     at = reached.index(best[0])
     texts = [
-        f"{group.label}: {number(gain.value)} times as fast per epoch, {number(steps)} epochs, {seconds(middle(times).value)}"
+        f"{group.label}: {number(gain.value)} times as fast per epoch, {number(steps)} epochs, "
+        f"{seconds(median(map(median, times)))}"
         for group, gain, steps in zip(reached, fast, epochs, strict=True)
         if (times := group.seconds_to(target)) is not None
     ]

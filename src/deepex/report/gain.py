@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from deepex.record import Target
 from deepex.report.experiment import Experiment, Group
+from deepex.report.figure import MOST_LINES
 from deepex.report.words import count, number, share, within
 from deepex.speedup.statistics import Interval, ratio
 
@@ -36,9 +37,9 @@ class Gain:
 
 
 def gains(experiment: Experiment) -> list[Gain]:
-    """One for each group of each ladder but its first; a ladder with the most rungs comes first."""
+    """One for each group of each ladder but its first; the ladders with the most rungs, as many as a figure can show."""
     found = []
-    for name, rungs in sorted(experiment.ladders().items(), key=lambda item: -len(item[1])):
+    for name, rungs in sorted(experiment.ladders().items(), key=lambda item: -len(item[1]))[:MOST_LINES]:
         base, *rest = rungs
         for group in rest:
             learning = {target: _learning(base, group, target) for target in experiment.targets}

@@ -9,7 +9,7 @@ from statistics import median
 from deepex.report.collect import Collection
 from deepex.report.convergence import score_text
 from deepex.report.experiment import Experiment
-from deepex.report.figure import Section, Table
+from deepex.report.figure import MOST_LINES, Section, Table
 from deepex.report.frontier import best_setting
 from deepex.report.gain import Gain, gain_text
 from deepex.report.settings import compared
@@ -76,7 +76,7 @@ def _head(experiment: Experiment) -> str:
 def verdicts(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
     """A few sentences for one experiment."""
     if experiment.kind == "transfer":
-        return [figure.sentence for figure in transfer_figures(experiment.measurements)]
+        return [figure.sentence.partition(" Points are")[0] for figure in transfer_figures(experiment.measurements)]
     if experiment.kind == "threads":
         return [figure.sentence for figure in thread_figures(experiment)][:_MOST]
     if experiment.kind == "weak":
@@ -84,6 +84,9 @@ def verdicts(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
     texts = [gain_text(gain) for gain in gained[:_MOST]]
     if len(gained) > _MOST:
         texts.append(f"{len(gained) - _MOST} more are in the figures' tables.")
+    apart = len(experiment.ladders()) - MOST_LINES
+    if gained and apart > 0:
+        texts.append(f"{apart:,} more settings ran on several numbers of ranks and are in no figure over ranks.")
     best = _best(experiment) if experiment.kind in ("sync", "settings", "frameworks") else []
     return texts + _times(experiment, gained) + best
 

@@ -11,7 +11,7 @@ from deepex.record import PHASES, EpochRecord, Target
 from deepex.report.bars import Bars, bar_view
 from deepex.report.experiment import Experiment, Group
 from deepex.report.figure import Figure, Table, View
-from deepex.report.words import listed, number, size
+from deepex.report.words import listed, number, share, size
 
 _BUSY: Final = {
     "cpu_seconds": ("Cores busy per rank, by phase", "cores busy"),
@@ -93,8 +93,10 @@ def _busy(groups: Sequence[Group], resource: str) -> Figure | None:
     view, height = bar_view(phases, by_name, axis=y, names="phase", form=",.3~r" if resource == "cpu_seconds" else ".1~%")
     name, row = shown[-1]
     form = {"tickformat": ".0%"} if resource != "cpu_seconds" else {}
-    what = listed(f"{number(row[p]) if not form else format(row[p], '.0%')} in {p}" for p in phases if p in row)
-    sentence = f"{name}: {y}: {what}." + (f" The last {_MOST} of {len(table)} settings are drawn." if len(table) > _MOST else "")
+    does = "a rank keeps cores busy:" if not form else "the GPU is busy:"
+    what = listed(f"{share(row[p]) if form else number(row[p])} in {p}" for p in phases if p in row)
+    rest = f" The last {_MOST} of {len(table)} settings are drawn." if len(table) > _MOST else ""
+    sentence = f"With {name} {does} {what}.{rest}" if len(table) > 1 else f"{does[:1].upper()}{does[1:]} {what}."
     return Figure(
         title=title,
         sentence=sentence,

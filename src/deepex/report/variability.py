@@ -28,7 +28,7 @@ def variability_figures(experiment: Experiment) -> list[Figure]:
 
 
 def _by_run(runs: Sequence[Run]) -> Figure:
-    samples = {run.name.rpartition("/")[2]: [epoch.seconds for epoch in run.steady] for run in runs}
+    samples = {name: [epoch.seconds for epoch in run.steady] for name, run in zip(_names(runs), runs, strict=True)}
     middles = sorted(median(values) for values in samples.values())
     ratio = middles[-1] / middles[0]
     within = median((quantile(v, 0.75) - quantile(v, 0.25)) / median(v) for v in samples.values())
@@ -56,11 +56,11 @@ def _by_rank(runs: Sequence[Run]) -> Figure:
 
 def _jitter(runs: Sequence[Run]) -> Figure:
     steps = {}
-    for run in runs:
+    for name, run in zip(_names(runs), runs, strict=True):
         times = [epoch.seconds for epoch in run.steady]
         usual = median(times)
         changes = [abs(after - before) / usual for before, after in pairwise(times)]
-        steps[run.name.rpartition("/")[2]] = changes or [0.0]
+        steps[name] = changes or [0.0]
     everything = [value for values in steps.values() for value in values]
     sentence = (
         f"From one epoch to the next the time changes by {share(median(everything))} in the median, and by more than "
@@ -70,15 +70,21 @@ def _jitter(runs: Sequence[Run]) -> Figure:
     return _box_figure("Jitter from epoch to epoch", sentence, shown, x="run", y="change, as a share of the epoch", series=2)
 
 
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The last part of each name; whole and numbered where that is not enough to tell them apart."""
+    short = [run.name.rpartition("/")[2] for run in runs]
+    return short if len(set(short)) == len(short) else [f"{at}: {run.name}" for at, run in enumerate(runs, start=1)]
+
+
 def _scores(runs: Sequence[Run], measure: str) -> dict[str, float]:
     last = min(run.epochs[-1].epoch for run in runs)
     found = {}
-    for run in runs:
+    for name, run in zip(_names(runs), runs, strict=True):
         epoch = next(one for one in run.epochs if one.epoch == last) if any(e.epoch == last for e in run.epochs) else run.epochs[-1]
         value = epoch.score("validation", measure)
         value = epoch.score("train", measure) if value is None else value
         if value is not None:
-            found[run.name.rpartition("/")[2]] = value
+            found[name] = value
     return found
 
 
