@@ -83,4 +83,5 @@ def _lead(experiment: Experiment) -> str:
     if not runs:
         return f"{count(len(experiment.measurements), 'measurement')}."
     text = f"{count(runs, 'run')} in {count(groups, 'setting')}"
-    return text + (f"; cut-offs: {', '.join(map(str, experiment.targets))}." if experiment.targets else ".")
+    why = " (chosen afterwards: what every setting came to that learnt)" if experiment.afterwards else ""
+    return text + (f"; cut-offs: {', '.join(map(str, experiment.targets))}{why}." if experiment.targets else ".")

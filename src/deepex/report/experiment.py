@@ -16,6 +16,7 @@ from typing import Any, Final
 from deepex.record import Target
 from deepex.report.collect import Collection, Run, Study
 from deepex.report.words import value_text
+from deepex.speedup.target import common_target
 
 # What may differ between repeats: chance, what is done with the result, and how long.
 _CHANCE: Final = {"seed", "replicas", "epochs", "target", "verify", "comm", "net", "data", "objective"}
@@ -69,6 +70,7 @@ class Experiment:
     title: str
     groups: list[Group]
     targets: list[Target] = field(default_factory=list)
+    afterwards: bool = False  # whether the target was chosen from the runs themselves
     measurements: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -102,7 +104,8 @@ def experiments(collection: Collection) -> list[Experiment]:
 
 def label(varied: Mapping[str, Any]) -> str:
     """`4 ranks, sync.period 16`."""
-    parts = [f"{value} rank{'' if value == 1 else 's'}" if key == "ranks" else _pair(key, value) for key, value in varied.items()]
+    told = {key: value for key, value in varied.items() if value != ""}
+    parts = [f"{value} rank{'' if value == 1 else 's'}" if key == "ranks" else _pair(key, value) for key, value in told.items()]
     return ", ".join(parts)
 
 
@@ -121,13 +124,15 @@ def _pair(key: str, value: Any) -> str:
 def _of_study(study: Study) -> Experiment:
     chance = ("seed",) if study.kind == "variability" else ()
     runs = [(run, {key: value for key, value in run.varied.items() if key not in chance}) for run in study.runs]
-    what = str(study.state.get("recipe") or "")
+    groups, targets = _groups(runs), _targets(study.state.get("targets"), study.runs)
+    common = common_target([[run.epochs for run in group.runs] for group in groups]) if not targets and len(groups) > 1 else None
     return Experiment(
         kind=study.kind,
         name=study.name,
-        title=what,
-        groups=_groups(runs),
-        targets=_targets(study.state.get("targets"), study.runs),
+        title=str(study.state.get("recipe") or ""),
+        groups=groups,
+        targets=[Target.parse(common)] if common else targets,
+        afterwards=common is not None,
         measurements=study.measurements,
     )
 

@@ -1,38 +1,20 @@
-"""What learning is measured to in a study: what was asked for, the recipe's target, or what every setting that learnt came to.
+"""A target to measure learning by, where nobody gave one: what every setting came to that learnt at all.
 
->>> targets_of(StudyDirectory.open(Path("studies/sync")))
-(['validation error <= 0.2'], "the recipe's")
 >>> common_target([one_rank, two_ranks])        # each a list of runs, each a list of its epochs
 'validation error <= 0.18'
 
-The last is chosen after the fact, from the runs themselves, so that each of them has an answer. A target that was set beforehand is
+It is chosen after the fact, from the runs themselves, so that each of them has an answer. A target that was set beforehand is
 better evidence, and is never replaced.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from deepex.record import EpochRecord, StudyDirectory
+from deepex.record import EpochRecord
 
 _LEARNT: Final = 1.5  # a setting that came to more than so many times the best one's value did not learn
-
-
-def targets_of(study: StudyDirectory) -> tuple[list[str], str]:
-    """The targets of a study, and where they come from."""
-    if asked := study.state.get("targets"):
-        return [str(target) for target in asked], "asked for"
-    runs: dict[str, list[list[EpochRecord]]] = defaultdict(list)
-    own = set()
-    for planned, run in study.trained():
-        runs[str(planned.varied)].append(run.epochs())
-        own.add(run.config.get("target"))
-    if own and None not in own:
-        return sorted(map(str, own)), "the recipe's"
-    chosen = common_target(list(runs.values()))
-    return ([chosen], "chosen afterwards: what every setting that learnt came to") if chosen else ([], "there is none")
 
 
 def common_target(settings: Sequence[Sequence[Sequence[EpochRecord]]]) -> str | None:
