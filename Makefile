@@ -1,4 +1,4 @@
-# make run    install, then train networks on the samples on 1 and on 2 ranks and show what that gained
+# make run    install, train networks on the samples on 1 and on 2 ranks, show what that gained, and write a report
 # make test   all tests        make quick   all but the slow ones        make test-openmpi   those that start ranks, under Open MPI
 # make check   linters, types, import order        make bench   the benchmarks of this machine        make bench-gpu   of its GPU
 VENV   ?= .venv
@@ -25,7 +25,9 @@ run: $(READY)
 	@echo "== the paper's two scientific benchmarks, small: a CVAE on protein folding, ResNet-18 on electron diffraction"
 	$(BIN)/deepex train pf-small --ranks 2 --set threads=1 --set epochs=2 --out $(OUT)/pf
 	$(BIN)/deepex train atomai-small --ranks 2 --set threads=1 --set epochs=1 --out $(OUT)/atomai
-	@echo "run directories: $(OUT)/one-rank, two-ranks, pf, atomai; look again with: $(BIN)/deepex show $(OUT)/two-ranks"
+	@echo "== the report"
+	$(BIN)/deepex report $(OUT) -o $(OUT)/report.html
+	@echo "open $(OUT)/report.html in a browser; run directories: $(OUT)/one-rank, two-ranks, pf, atomai"
 
 test: $(READY) browser
 	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal
