@@ -84,9 +84,9 @@ def _shares(groups: Sequence[Group], labels: Sequence[str], axis: str) -> Figure
     view, height = bar_view(labels, rows, axis="share of the time", names=axis, form=".1~%", stack=True)
     largest = [max(PHASES, key=lambda name, row=row: row[name]) for row in table]  # type: ignore[misc]
     first, last = (f"{name} rank{'' if name == '1' else 's'}" if axis == "ranks" else name for name in (labels[0], labels[-1]))
+    sync, fed = ([share(row[phase] / total) for row, total in zip(table, totals, strict=True)] for phase in ("sync", "input"))
     sentence = (
-        f"Sync takes {share(table[0]['sync'] / totals[0])} of the time with {first} and "
-        f"{share(table[-1]['sync'] / totals[-1])} with {last}; input {share(table[0]['input'] / totals[0])} and {share(table[-1]['input'] / totals[-1])}. "
+        f"Sync takes {sync[0]} of the time with {first} and {sync[-1]} with {last}; input {fed[0]} and {fed[-1]}. "
         f"The largest phase is {listed(sorted(set(largest)))}."
     )
     return Figure(
