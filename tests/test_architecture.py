@@ -387,7 +387,11 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_the_reading_half_runs_without_torch_and_mpi() -> None:
-    assert loaded_after("import deepex.record, deepex.speedup, deepex.cli.show") & {"torch", "mpi4py", "numpy"} == set()
+    assert (
+        loaded_after("import deepex.record, deepex.speedup, deepex.report, deepex.cli.show, deepex.cli.report")
+        & {"torch", "mpi4py", "numpy"}
+        == set()
+    )
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -103,7 +103,7 @@ def epoch_of(made: Made, number: int, chance: random.Random) -> EpochRecord:
         phases=own if made.phases else {name: [0.0] * made.ranks for name in own},
         wall=[wall] * made.ranks,
         measured=made.measured,
-        drift={"all": 0.02 / number} if made.drift else {},
+        drift={"all": 0.02 / number**0.5} if made.drift else {},
         moved={"all": 0.05 / number} if made.drift else {},
         usage=_usage(own) if made.usage else {},
     )

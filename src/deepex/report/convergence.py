@@ -139,10 +139,11 @@ def _both(experiment: Experiment, measure: str) -> Figure | None:
     train, held = curves
     best = min(range(len(held.middle)), key=held.middle.__getitem__)
     gap = held.middle[-1] - train.middle[-1]
+    apart = f"{100 * abs(gap):.2g} percentage points" if measure == "error" else number(abs(gap))
     sentence = (
         f"With {group.label or count(group.ranks, 'rank')} the validation {_NAMES[measure]} is lowest in epoch {held.epochs[best]} "
         f"({score_text(measure, held.middle[best])}) and ends at {score_text(measure, held.middle[-1])}, "
-        f"{score_text(measure, abs(gap))} {'above' if gap >= 0 else 'below'} the training {_NAMES[measure]}."
+        f"{apart} {'above' if gap >= 0 else 'below'} the training {_NAMES[measure]}."
     )
     return Figure(
         title=f"Training and validation {_NAMES[measure]}",

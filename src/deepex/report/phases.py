@@ -24,7 +24,7 @@ def phase_figures(experiment: Experiment) -> list[Figure]:
     ladders = experiment.ladders()
     if experiment.kind in ("strong", "weak") and len({group.ranks for group in groups}) > 1:
         rungs = next(iter(ladders.values())) if experiment.kind == "strong" and ladders else sorted(groups, key=lambda g: g.ranks)
-        return [_lines(rungs), _shares(rungs, [f"{group.ranks:,}" for group in rungs], "ranks")]
+        return [_lines(rungs, strong=experiment.kind == "strong"), _shares(rungs, [f"{group.ranks:,}" for group in rungs], "ranks")]
     if len(groups) > 1:
         shown = thin(sorted(groups, key=lambda group: median(map(median, group.seconds))), _MOST_GROUPS)
         return [_shares(shown, [group.label for group in shown], "setting, the fastest first")]
@@ -36,7 +36,7 @@ def phase_seconds(group: Group, phase: str) -> float:
     return median(median(epoch.phase_seconds(phase) for epoch in run.steady) for run in group.runs)
 
 
-def _lines(rungs: Sequence[Group]) -> Figure:
+def _lines(rungs: Sequence[Group], *, strong: bool) -> Figure:
     ranks = [group.ranks for group in rungs]
     table = {name: [phase_seconds(group, name) for group in rungs] for name in PHASES}
     traces = [
@@ -47,11 +47,13 @@ def _lines(rungs: Sequence[Group]) -> Figure:
     first, last = rungs[0], rungs[-1]
     compute = [sum(table[name][at] for name in COMPUTE) for at in (0, -1)]
     fell = compute[0] / compute[-1] if compute[-1] else 0.0
+    falls = f"goes from {seconds(compute[0])} to {seconds(compute[1])}"
+    if strong:
+        falls += f" ({fell:.3g} times less; ideal {last.ranks / first.ranks:.3g})"
     sync = table["sync"]
     crossing = next((rank for rank, t, *c in zip(ranks, sync, *(table[n] for n in COMPUTE), strict=True) if t > sum(c)), None)
     sentence = (
-        f"From {first.ranks:,} to {count(last.ranks, 'rank')} compute falls from {seconds(compute[0])} to {seconds(compute[1])} "
-        f"({fell:.3g} times less; ideal {last.ranks / first.ranks:.3g}) "
+        f"From {first.ranks:,} to {count(last.ranks, 'rank')} compute {falls} "
         f"and sync goes from {seconds(sync[0])} to {seconds(sync[-1])}. "
         + (
             f"Sync takes longer than compute from {count(crossing, 'rank')} on."
@@ -81,10 +83,10 @@ def _shares(groups: Sequence[Group], labels: Sequence[str], axis: str) -> Figure
     ]
     view, height = bar_view(labels, rows, axis="share of the time", names=axis, form=".1~%", stack=True)
     largest = [max(PHASES, key=lambda name, row=row: row[name]) for row in table]  # type: ignore[misc]
+    first, last = (f"{name} rank{'' if name == '1' else 's'}" if axis == "ranks" else name for name in (labels[0], labels[-1]))
+    sync, fed = ([share(row[phase] / total) for row, total in zip(table, totals, strict=True)] for phase in ("sync", "input"))
     sentence = (
-        f"Sync takes {share(table[0]['sync'] / totals[0])} of the time with {labels[0]}"
-        f"{' rank(s)' if axis == 'ranks' else ''} and {share(table[-1]['sync'] / totals[-1])} with {labels[-1]}; input "
-        f"{share(table[0]['input'] / totals[0])} and {share(table[-1]['input'] / totals[-1])}. "
+        f"Sync takes {sync[0]} of the time with {first} and {sync[-1]} with {last}; input {fed[0]} and {fed[-1]}. "
         f"The largest phase is {listed(sorted(set(largest)))}."
     )
     return Figure(
