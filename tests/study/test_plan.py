@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from deepex.errors import ConfigError
+from deepex.errors import ConfigError, UnknownName
 from deepex.record import PlannedRun
 from deepex.study.estimate import Cost
-from deepex.study.kinds import Kind, Strong, Sync, Threads, Variability, Weak
+from deepex.study.frameworks import available
+from deepex.study.kinds import Frameworks, Kind, Storage, Strong, Sync, Threads, Transfer, Variability, Weak
 from deepex.study.plan import Request, hardest, make_plan, open_subject
 
 
@@ -125,3 +126,44 @@ def test_an_estimate_follows_ranks_threads_epochs_and_samples() -> None:
     assert [cost.seconds(run) for run in (one, two, four)] == [pytest.approx(2 + 3 * 15.0)] * 3
     crowded = plan(Strong(ranks=(1, 8)), repeats=1, settings=("threads=1",), epochs=1)[1]
     assert cost.seconds(crowded) == pytest.approx(2 * 2 + 60 / 4)
+
+
+def test_each_communicator_is_measured_on_all_ranks() -> None:
+    runs = plan(Transfer(ranks=4, comms=("mpi", "gloo"), sizes=(8, 64)), repeats=1)
+    assert [run.varied for run in runs] == [{"comm": "mpi"}, {"comm": "gloo"}]
+    assert runs[0].command == ("deepex.study.transfer", "--comm", "mpi", "--seconds", "0.3", "--sizes", "8,64")
+    assert all(run.ranks == 4 and run.estimate_seconds for run in runs)
+    with pytest.raises(ConfigError, match="--ranks is 1; what passes between ranks"):
+        Transfer(ranks=1)
+
+
+def test_every_placement_format_and_directory_with_its_copy_made_before() -> None:
+    kind = Storage(directories=("/dev/shm",), placements=("host", "stream"), formats=("packed", "hdf5"))
+    runs = plan(kind, repeats=1)
+    assert [tuple(run.varied.values()) for run in runs] == [
+        ("host", "packed", "/dev/shm"),
+        ("host", "hdf5", "/dev/shm"),
+        ("stream", "packed", "/dev/shm"),
+        ("stream", "hdf5", "/dev/shm"),
+    ]
+    assert runs[1].before == ("deepex.study.storage", "sample:fashion", "/dev/shm", "hdf5")
+    assert settings(runs[1])["data"].startswith("/dev/shm/deepex-storage-")
+    assert settings(runs[1])["data"].endswith("plain.h5")
+    assert settings(runs[1])["data_options.layout"] == "NHWC"
+    assert "data_options.layout" not in settings(runs[0])
+    with pytest.raises(ConfigError, match="--directories is empty"):
+        Storage(directories=())
+
+
+def test_frameworks_that_are_there_are_compared_and_others_named() -> None:
+    kind = Frameworks(ranks=2)
+    runs = plan(kind, repeats=1)
+    there = [name for name, found in available().items() if found.version]
+    assert [run.varied["framework"] for run in runs] == ["deepex", "deepex-gradients", *there]
+    assert "pytorch" in there
+    assert runs[2].command[:3] == ("deepex.study.frameworks", "pytorch", "fashion")
+    missing = [name for name in available() if name not in there]
+    notes = kind.notes(open_subject(Request(recipe="fashion")))
+    assert [note.split()[2] for note in notes if note.startswith("not installed")] == missing
+    with pytest.raises(UnknownName, match="unknown framework 'torch'"):
+        Frameworks(names=("torch",))

@@ -18,7 +18,7 @@ from deepex.report.phases import phase_figures
 from deepex.report.scaling import scaling_figures
 from deepex.report.settings import setting_figures
 from deepex.report.slowness import slow_section
-from deepex.report.storage import storage_figures
+from deepex.report.storage import storage_figures, storage_table
 from deepex.report.summary import KINDS, heading, summary_section
 from deepex.report.threads import thread_figures
 from deepex.report.transfer import transfer_figures
@@ -47,13 +47,14 @@ def _chapter(experiment: Experiment, gained: Sequence[Gain], *, several: bool) -
         figures = transfer_figures(experiment.measurements)
         return Section(title=heading(experiment, several=several), lead=[_lead(experiment)], figures=figures)
     tables = [framework_table(experiment)] if experiment.kind == "frameworks" else []
+    read = storage_table(experiment) if experiment.kind == "storage" else None
     used = usage_table(experiment)
     return Section(
         title=heading(experiment, several=several),
         lead=[_lead(experiment)],
         figures=_figures(experiment, gained),
         tables=tables,
-        closing=[used] if used else [],
+        closing=[table for table in (read, used) if table],
     )
 
 

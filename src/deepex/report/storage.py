@@ -9,8 +9,8 @@ from statistics import median
 from deepex.record import EpochRecord
 from deepex.report.bars import Bars, bar_view
 from deepex.report.experiment import Experiment, Group
-from deepex.report.figure import Figure
-from deepex.report.words import number, share
+from deepex.report.figure import Figure, Table
+from deepex.report.words import number, share, size
 from deepex.speedup.statistics import middle
 
 
@@ -18,6 +18,25 @@ def storage_figures(experiment: Experiment) -> list[Figure]:
     """Rates and input's share for each placement × format × directory."""
     groups = experiment.groups
     return [_rates(groups), _lost(groups)] if len(groups) > 1 else []
+
+
+def storage_table(experiment: Experiment) -> Table | None:
+    """Files opened and bytes read by all ranks for training: in the first epoch, and in a later one."""
+    if not any("opens" in run.epochs[0].usage for run in experiment.runs):
+        return None
+    rows = [[group.label, *(cell for later in (False, True) for cell in _read(group, later=later))] for group in experiment.groups]
+    return Table(
+        title="Files opened and bytes read",
+        sentence="By all ranks, for training alone; medians over repeats. What is kept in memory is read in the first epoch only.",
+        columns=["setting", "opens, first epoch", "bytes, first epoch", "opens, later", "bytes, later"],
+        rows=rows,
+    )
+
+
+def _read(group: Group, *, later: bool) -> tuple[str, str]:
+    epochs = [run.steady[-1] if later else run.epochs[0] for run in group.runs]
+    opens, many = (median(sum(epoch.usage.get(key, {}).get("input", [0.0])) for epoch in epochs) for key in ("opens", "data_bytes"))
+    return f"{opens:,.0f}", size(many)
 
 
 def rates(group: Group) -> list[list[float]]:

@@ -14,14 +14,14 @@ _Lines = dict[str, list[tuple[int, list[float]]]]
 
 
 def transfer_figures(tables: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Tables without bytes or seconds are left out: a path may have failed."""
-    lines: _Lines = {}
+    """What was measured in several runs is put together; tables without bytes or seconds are left out: a path may have failed."""
+    found: dict[str, dict[int, list[float]]] = {}
     for table in tables:
         if table.get("seconds") and table.get("bytes"):
             times = [float(value) for value in table["seconds"] if value > 0]
-            lines.setdefault(str(table.get("path")), []).append((int(table["bytes"]), times))
-    lines = {path: sorted((many, times) for many, times in points if times) for path, points in lines.items()}
-    lines = {path: points for path, points in lines.items() if points}
+            found.setdefault(str(table.get("path")), {}).setdefault(int(table["bytes"]), []).extend(times)
+    known = {path: sorted((many, times) for many, times in points.items() if times) for path, points in found.items()}
+    lines = {path: points for path, points in known.items() if points}
     return [_bandwidth(lines), _time(lines)] if lines else []
 
 

@@ -79,10 +79,12 @@
       gridcolor: variable("--grid"), linecolor: variable("--rule"), zerolinecolor: variable("--rule"), tickcolor: variable("--rule"),
       automargin: true, tickfont: { color: quiet }, ...given, title: { standoff: 10, font: { color: quiet, size: 13 }, ...given.title },
     });
+    const given = view.layout.xaxis || {};
+    const few = !given.type && view.traces.every((trace) => (trace.x || [0.5]).every((x) => Number.isInteger(x) && x <= 12));
     const named = view.traces.filter((trace) => trace.name && trace.showlegend !== false && trace.type !== "heatmap").length;
     return {
       ...view.layout, width, height,
-      xaxis: axis(view.layout.xaxis || {}), yaxis: axis(view.layout.yaxis || {}),
+      xaxis: axis(few ? { dtick: 1, ...given } : given), yaxis: axis(view.layout.yaxis || {}),
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: narrow ? 11.5 : 13, color: ink },
       margin: { l: narrow ? 48 : 64, r: narrow ? 10 : 20, t: 12, b: 48 },
