@@ -14,10 +14,10 @@ import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from deepex.comm.launch import leave_code
+from deepex.comm.launch import fail
 from deepex.comm.place import find_place
 from deepex.errors import ConfigError, DeepexError
 from deepex.record import RunDirectory
@@ -212,21 +212,12 @@ def _write_failure(out: Path, reason: str, rank: int = 0) -> None:
     own.replace(out / "failure.json")
 
 
-def _fail(message: str, code: int, out: str | None) -> None:
-    """Print one line and end; of ranks that all found the same, rank 0 speaks, and notes it where no run could."""
-    try:
-        speaks = find_place(os.environ).rank == 0
-    except DeepexError:
-        speaks = True
-    if not speaks:
-        sleep(0.5)  # a launcher may kill the others as soon as one rank ends with an error; let rank 0 speak first
-        sys.exit(code)
-    _say(message)
-    if out is not None:
-        with suppress(DeepexError, OSError):
+def _fail(message: str, code: int, out: str | None) -> NoReturn:
+    """Print one line and end, and note the reason where no run could."""
+    with suppress(DeepexError, OSError):
+        if out is not None and find_place(os.environ).rank == 0:
             _write_failure(Path(out), message)
-    leave_code(code, os.environ)
-    sys.exit(code)
+    fail(message, code)
 
 
 def _say(message: str) -> None:
