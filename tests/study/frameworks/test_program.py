@@ -99,19 +99,19 @@ def test_what_is_installed_is_listed() -> None:
 def test_peers_learn_what_ddp_learns(name: str, net: str, ranks: int, make_data: Callable[[int], Path], tmp_path: Path) -> None:
     """With momentum and decay; on two ranks with shards of 97 and 96, or 100 and 99 samples, of which the last steps differ."""
     need(name)
-    count = 199 if net == "resnet18" else 193
-    keys = {"data": str(make_data(count)), "net": net, "optim__weight_decay": 0.01}
+    # Batch norm over few samples magnifies what is rounded: with batch 16 losses of ResNet-18 are 7 % apart after 26 steps.
+    count, batch, rate = (199, 50, 5e-4) if net == "resnet18" else (193, 16, 0.02)
+    keys = {"data": str(make_data(count)), "net": net, "batch": batch, "optim__weight_decay": 0.01, "optim__rate": rate}
     expected = trained("pytorch", ranks, tmp_path / "ddp", **keys).epochs()
     run = trained(name, ranks, tmp_path / "peer", **keys)
-    rel = 0.05 if net == "resnet18" else 2e-3  # small batches of batch norm magnify what is rounded
     assert run.state["framework"]["name"] == name
     for theirs, epoch in zip(expected, run.epochs(), strict=True):
         assert (epoch.samples, epoch.steps, len(epoch.wall)) == (count, theirs.steps, ranks)
-        assert epoch.train.loss == pytest.approx(theirs.train.loss, rel=rel)
+        assert epoch.train.loss == pytest.approx(theirs.train.loss, rel=2e-3)
         assert epoch.validation is not None
         assert theirs.validation is not None
         if net != "resnet18":  # statistics: unbiased variances in PyTorch; rank 0's with DDP, the mean of all with the others
-            assert epoch.validation.loss == pytest.approx(theirs.validation.loss, rel=rel)
+            assert epoch.validation.loss == pytest.approx(theirs.validation.loss, rel=2e-3)
 
 
 @pytest.mark.parametrize("name", ["jax", "keras"])
