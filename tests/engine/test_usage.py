@@ -70,9 +70,9 @@ def test_the_series_is_in_the_run_directory(make_data: MakeData, tmp_path: Path)
     assert used >= 0.95 * recorded > 0, "the last checkpoint is in the series alone"
 
 
-def test_no_sampling_is_no_usage(make_data: MakeData, tmp_path: Path) -> None:
+def test_without_sampling_only_what_feeds_count_is_known(make_data: MakeData, tmp_path: Path) -> None:
     run = deepex.train(config(make_data(64), sampling=0.0), SoloCommunicator(), out=tmp_path / "run")
-    assert [epoch.usage for epoch in run.epochs()] == [{}, {}]
+    assert [set(epoch.usage) for epoch in run.epochs()] == [{"opens", "data_bytes"}] * 2
     assert run.resources() == {}
     shown = run_deepex("show", str(run.path))
     assert shown.returncode == 0
