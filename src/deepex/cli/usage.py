@@ -23,9 +23,9 @@ def print_usage(console: Any, epochs: Sequence[EpochRecord]) -> None:
 
     steady = [epoch for epoch in epochs if epoch.epoch > 1 and not epoch.partial] or list(epochs)
     sampled = [epoch for epoch in steady if epoch.usage]
-    if not sampled:
+    names = [name for name in _COLUMNS if sampled and all(name in epoch.usage for epoch in sampled)]
+    if not names:
         return
-    names = [name for name in _COLUMNS if all(name in epoch.usage for epoch in sampled)]
     table = Table(title=f"what was used, per epoch, by {sampled[0].ranks} rank(s) together", title_justify="left")
     for column in ("phase", "cores of a rank", *(_COLUMNS[name][0] for name in names)):
         table.add_column(column, justify="left" if column == "phase" else "right")
