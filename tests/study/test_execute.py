@@ -75,6 +75,23 @@ def test_an_interrupted_study_goes_on_from_the_checkpoint(make_data: MakeData, t
     assert StudyDirectory.open(tmp_path / "study").state["status"] == "finished"
 
 
+@pytest.mark.slow
+def test_what_cannot_go_on_has_not_failed_when_it_is_interrupted(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deepex", "study", "transfer", "fashion", "--ranks", "2", "--comms", "mpi", "--repeats", "1"]
+    began = subprocess.Popen(
+        [*command, "--seconds", "30", "--out", "study"], cwd=tmp_path, env=rank_environ(), stdout=subprocess.PIPE
+    )
+    log = tmp_path / "study/runs/comm-mpi_repeat-1/log.txt"
+    while not (log.exists() and log.stat().st_size):  # it has begun to measure
+        assert began.poll() is None, "it ended before it measured"
+        sleep(0.05)
+    began.send_signal(signal.SIGINT)
+    began.communicate(timeout=HANGS)
+    study = StudyDirectory.open(tmp_path / "study")
+    assert (began.returncode, study.state["status"]) == (0, "stopped")
+    assert [study.status(planned) for planned in study.plan] == ["open"]
+
+
 def test_two_do_not_run_one_study_at_once(make_data: MakeData, tmp_path: Path) -> None:
     from deepex.record.run import hold
 

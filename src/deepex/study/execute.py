@@ -63,7 +63,7 @@ def execute(study: StudyDirectory, environ: Mapping[str, str], progress: Progres
                 progress.run_began(planned)
                 began = perf_counter()
                 code = _run(study, planned, environ, child)
-                status = _settle(study, planned, code)
+                status = _settle(study, planned, code, interrupted=child.received is not None)
                 progress.run_ended(planned, status, study.reason(planned), perf_counter() - began)
                 if child.received:
                     break
@@ -136,12 +136,18 @@ def _goes_on(path: Path) -> bool:
     return (path / "run.json").is_file() and any((path / "checkpoints").glob("*.json"))
 
 
-def _settle(study: StudyDirectory, planned: PlannedRun, code: int) -> str:
-    """Note a failure that the run could not note itself; drop the checkpoints of one that has finished."""
+def _settle(study: StudyDirectory, planned: PlannedRun, code: int, *, interrupted: bool) -> str:
+    """Note a failure that the run could not note itself; drop the checkpoints of one that has finished.
+
+    A run that was interrupted where it cannot go on has not failed: it begins anew next time.
+    """
     path = study.run_path(planned)
     status = study.status(planned)
     if status == "finished":
         shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    elif interrupted and not _goes_on(path):
+        shutil.rmtree(path, ignore_errors=True)
+        status = "stopped"
     elif status not in ("stopped", "failed"):
         write_json(path / "failure.json", {"reason": _said(path / "log.txt") or f"ended with code {code}"})
         if (path / "run.json").is_file():
