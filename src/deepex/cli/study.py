@@ -111,8 +111,9 @@ def _command(ask: Callable[..., "Kind"]) -> None:
     shared = [inspect.Parameter(name, keyword, default=default, annotation=hints[name]) for name, default in defaults.items()]
     own = [parameter.replace(kind=keyword) for parameter in inspect.signature(ask).parameters.values()]
     targets = [inspect.Parameter("to_target", keyword, default=None, annotation=ToTarget)]
-    run.__signature__ = inspect.Signature([*shared[:2], *own, *targets, *shared[2:]])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in run.__signature__.parameters.values()}  # type: ignore[attr-defined]
+    signature = inspect.Signature([*shared[:2], *own, *targets, *shared[2:]])
+    run.__signature__ = signature  # type: ignore[attr-defined]  # typer reads it; mypy knows no such attribute of functions
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
     run.__doc__ = ask.__doc__
     app.command(ask.__name__)(run)
 
