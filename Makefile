@@ -65,6 +65,7 @@ bench-gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/python benchmarks/gpu_kernels.py
 	$(BIN)/python benchmarks/gpu_replicas.py
+	$(BIN)/python benchmarks/gpu_sampling.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-openmpi .pytest_cache .mypy_cache .ruff_cache .hypothesis

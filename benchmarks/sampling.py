@@ -23,7 +23,7 @@ import bench
 import deepex
 from deepex.engine.config import RunConfig
 from deepex.machine.sampling import Sampler, Series, open_sources
-from deepex.record.clock import HostClock
+from deepex.record.clock import HostClock, PhaseClock
 from one_rank import deepex_epochs, marks_per_epoch, small_data
 
 WORKLOADS = {"lenet": 1280, "resnet18": 64}
@@ -38,13 +38,15 @@ class Cost(NamedTuple):
     num_samples: int
 
 
-def sampled(epoch: Callable[[], float], clock: HostClock, interval_seconds: float, costs: list[Cost]) -> Callable[[], float]:
+def sampled(
+    epoch: Callable[[], float], clock: PhaseClock, interval_seconds: float, costs: list[Cost], gpu: str | None = None
+) -> Callable[[], float]:
     """The same epochs with a sampler, as the first rank of a node has it; what each costs goes to `costs`."""
     folder = Path(tempfile.mkdtemp())
 
     def both() -> float:
         series = Series(folder / f"{len(costs)}.jsonl", interval_seconds)
-        with Sampler(interval_seconds, open_sources(first=True), clock.progress, series) as sampler:
+        with Sampler(interval_seconds, open_sources(first=True, gpu=gpu), clock.progress, series) as sampler:
             began = perf_counter()
             own = [thread_time()]
             sampler.pause()

@@ -36,7 +36,7 @@ class UsageWatch:
     def __enter__(self) -> Self:
         if not self._interval_seconds:
             return self
-        self._gpu = _identifier(self._device) if self._device.type == "cuda" else None
+        self._gpu = gpu_identifier(self._device) if self._device.type == "cuda" else None
         sources = open_sources(first=self._is_first, gpu=self._gpu)
         series = Series(self._path, self._interval_seconds) if self._is_first else None
         self.sampler = Sampler(self._interval_seconds, sources, self._clock.progress, series)
@@ -70,7 +70,7 @@ class UsageWatch:
             self.sampler.write()
 
 
-def _identifier(device: torch.device) -> str | None:
+def gpu_identifier(device: torch.device) -> str | None:
     """The GPU's identifier, by which its driver knows it whatever CUDA_VISIBLE_DEVICES says."""
     uuid = attempt(lambda: str(torch.cuda.get_device_properties(device).uuid))
     return uuid if uuid is None or uuid.startswith("GPU-") else f"GPU-{uuid}"
