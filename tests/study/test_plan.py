@@ -1,5 +1,6 @@
 """Plans: what each kind varies, in which turns, with which settings."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,8 +134,12 @@ def test_each_communicator_is_measured_on_all_ranks() -> None:
     assert [run.varied for run in runs] == [{"comm": "mpi"}, {"comm": "gloo"}]
     assert runs[0].command == ("deepex.study.transfer", "--comm", "mpi", "--seconds", "0.3", "--sizes", "8,64")
     assert all(run.ranks == 4 and run.estimate_seconds for run in runs)
-    with pytest.raises(ConfigError, match="--ranks is 1; what passes between ranks"):
-        Transfer(ranks=1)
+
+
+def test_transfer_takes_the_communicators_that_there_can_be() -> None:
+    subject = replace(open_subject(Request(recipe="fashion")), gpus=2)
+    comms = {ranks: [variant.varied["comm"] for variant in Transfer(ranks=ranks).variants(subject)] for ranks in (1, 2, 4)}
+    assert comms == {1: ["mpi"], 2: ["mpi", "gloo", "nccl"], 4: ["mpi", "gloo"]}
 
 
 def test_every_placement_format_and_directory_with_its_copy_made_before() -> None:

@@ -215,7 +215,12 @@ def storage(
 @_command
 def transfer(
     ranks: OneRanks = 4,
-    comms: Annotated[str, typer.Option(help="Of mpi, gloo, nccl; with commas.")] = "mpi,gloo",
+    comms: Annotated[
+        str,
+        typer.Option(
+            help="Of mpi, gloo, nccl; with commas [default: mpi,gloo, and nccl with a GPU for each rank].", show_default=False
+        ),
+    ] = "",
     sizes: Annotated[str, typer.Option(help="Bytes, with commas [default: 8 to 64 MiB].", show_default=False)] = "",
     seconds: Annotated[float, typer.Option(help="For each size of each path.")] = 0.3,
 ) -> "Kind":

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+
 from deepex.errors import ConfigError
 from deepex.machine.hardware import describe_cpu
 from deepex.recipes import find_config
@@ -48,7 +50,14 @@ def open_subject(request: Request) -> Subject:
     config = find_config(request.recipe, changes)
     samples = config.samples or open_dataset(config).part("train").count
     cores = int(describe_cpu()["num_cores_usable"] or 1)
-    return Subject(recipe=request.recipe, config=config, samples=samples, cores=cores, chosen=frozenset(changes))
+    return Subject(
+        recipe=request.recipe,
+        config=config,
+        samples=samples,
+        cores=cores,
+        gpus=torch.cuda.device_count(),
+        chosen=frozenset(changes),
+    )
 
 
 def make_plan(kind: Kind, subject: Subject, request: Request) -> list[PlannedRun]:

@@ -11,12 +11,13 @@ from deepex.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is studied: a configuration, how many samples it trains on, the cores that there are, and what the user set himself."""
+    """What is studied: a configuration, how many samples it trains on, the cores and GPUs here, and what the user set himself."""
 
     recipe: str
     config: RunConfig
     samples: int
     cores: int
+    gpus: int = 0
     chosen: frozenset[str] = frozenset()
 
     def threads(self, ranks: int) -> int:
