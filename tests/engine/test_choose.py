@@ -82,6 +82,17 @@ def test_a_deterministic_run_does_not_depend_on_a_timing(monkeypatch: pytest.Mon
     assert runner.choice.kind == "eager"
 
 
+def test_the_fastest_is_captured_however_short_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, short = _arena(nn.Linear(4, 2)), _step(1e-6)
+    monkeypatch.setattr(choose, "_captured", _failing(arena, RuntimeError("out of memory")))
+    runner, _ = choose.make_runner(_parts(arena, step="fastest"), short, steps=10)
+    assert "out of memory" in runner.choice.reason
+    monkeypatch.setattr(choose, "_captured", lambda *_: ("captured", None))
+    assert choose.make_runner(_parts(arena, step="fastest"), short, steps=10) == ("captured", None)
+    runner, _ = choose.make_runner(_parts(arena, step="fastest"), short, steps=10, begun="eager")
+    assert runner.choice.kind == "eager"
+
+
 def test_a_run_that_goes_on_keeps_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     arena = _arena(nn.Linear(4, 2))
     monkeypatch.setattr(choose, "_captured", lambda *_: ("captured", None))

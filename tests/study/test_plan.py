@@ -30,6 +30,11 @@ def test_turns_go_forth_and_back_each_with_its_seed() -> None:
     assert len({run.name for run in runs}) == 9
 
 
+def test_steps_are_run_as_in_a_long_training_unless_the_user_says_how() -> None:
+    assert {settings(run)["step"] for run in plan(Strong(ranks=(1, 2)))} == {"fastest"}
+    assert {settings(run)["step"] for run in plan(Strong(ranks=(1, 2)), settings=("step=auto",))} == {"auto"}
+
+
 def test_every_rank_has_as_many_threads_whatever_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deepex.study.plan.describe_cpu", lambda: {"num_cores_usable": 8})
     assert {settings(run)["threads"] for run in plan(Strong(ranks=(1, 2, 4)))} == {"2"}

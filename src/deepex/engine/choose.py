@@ -3,7 +3,8 @@
     runner, clock = make_runner(parts, step)
 
 On a GPU a captured step is faster whatever the network. It costs a start: the kernels are compiled (once on a machine, then they
-are kept on disk), cuDNN looks for its fastest algorithms, the step is captured. A run that is over sooner does without.
+are kept on disk), cuDNN looks for its fastest algorithms, the step is captured. A run that is over sooner does without, unless it is
+asked for the `fastest` steps whatever they cost to begin with: to measure what a longer one would do.
 """
 
 from typing import Any, Final
@@ -24,16 +25,16 @@ def make_runner(
 ) -> tuple[Runner, PhaseClock]:
     """The runner that `step` of the configuration asks for, and its phase clock.
 
-    `steps`: how many the run has on this rank. `begun`: what `auto` has chosen for the run before, if it goes on; it stays so.
+    `steps`: how many the run has on this rank. `begun`: what was chosen for the run before, if it goes on; it stays so.
     """
     asked, device = parts.config.step, parts.arena.memory.device
-    chosen = asked if asked != "auto" else begun or "auto"
+    chosen = begun or asked if asked in ("auto", "fastest") else asked
     if asked == "captured" and device.type != "cuda":
         raise ConfigError("step is captured, but the device is a CPU: only a GPU can replay a step; set step=auto")
     if chosen == "compiled":
         choice = compile_step(parts.network, step, parts.arena.take_back_buffers, batch=parts.samples.shards.batch)
         return _one_by_one(parts, step, clock, choice)
-    if chosen in ("auto", "captured") and device.type == "cuda":
+    if chosen in ("auto", "fastest", "captured") and device.type == "cuda":
         timed = chosen == "auto" and not parts.config.deterministic  # what was timed may decide otherwise next time
         short = _too_short(parts, step, steps) if timed else None
         if short is None:

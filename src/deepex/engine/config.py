@@ -44,7 +44,7 @@ class RunConfig:
     seed: int = 1
     target: str | float | None = None
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    step: Literal["auto", "eager", "compiled", "captured"] = "auto"
+    step: Literal["auto", "fastest", "eager", "compiled", "captured"] = "auto"
     fuse: bool = True
     placement: Literal["auto", "device", "host", "stream"] = "auto"
     layout: Literal["auto", "channels_last", "contiguous"] = "auto"

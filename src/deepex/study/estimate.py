@@ -49,6 +49,7 @@ def probe(subject: Subject, request: Request) -> Cost:
     """Train a few batches on one rank with one thread, and time them."""
     samples = min(subject.samples, _BATCHES * subject.config.batch)
     short = [f"samples={samples}", "epochs=2", "threads=1", "replicas=1", "target=loss <= -1e9", "verify=false"]
+    short += [f"{key}={value}" for key, value in subject.step.items()]
     with tempfile.TemporaryDirectory(prefix="deepex-probe-") as folder:
         out = Path(folder) / "run"
         words = [word for text in (*request.settings, *short) for word in ("--set", text)]

@@ -78,10 +78,10 @@ def hardest(targets: Sequence[str]) -> str | None:
 
 
 def _common(kind: Kind, subject: Subject, request: Request) -> dict[str, Any]:
-    """The settings of all runs: how long they train, and that they keep no more than one checkpoint."""
+    """The settings of all runs: how long they train, how steps are run, and that they keep no more than one checkpoint."""
     config, target = subject.config, hardest(request.targets) or subject.config.target
     whole = config.epochs if target or kind.trains_to_target or "epochs" in subject.chosen else min(config.epochs, _EPOCHS)
-    settings: dict[str, Any] = {"epochs": request.epochs or whole, "checkpoint.keep": 1}
+    settings: dict[str, Any] = {"epochs": request.epochs or whole, "checkpoint.keep": 1, **subject.step}
     return settings | ({"target": target} if target else {})
 
 

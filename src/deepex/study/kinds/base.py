@@ -24,6 +24,11 @@ class Subject:
         """Threads of each rank where at most `ranks` run at once: the same in all runs, as each rank stands for one accelerator."""
         return self.config.threads or max(1, self.cores // ranks)
 
+    @property
+    def step(self) -> dict[str, str]:
+        """How the steps of all runs are run: they stand for longer trainings, which on a GPU would earn the cost of a capture back."""
+        return {"step": "fastest"} if self.config.step == "auto" and "step" not in self.chosen else {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
