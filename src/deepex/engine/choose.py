@@ -3,8 +3,8 @@
     runner, clock = make_runner(parts, step)
 
 On a GPU a captured step is faster whatever the network. It costs a start: the kernels are compiled (once on a machine, then they
-are kept on disk), cuDNN looks for its fastest algorithms, the step is captured. A run that is over sooner does without, unless it is
-asked for the `fastest` steps whatever they cost to begin with: to measure what a longer one would do.
+are kept on disk), cuDNN looks for its fastest algorithms, the step is captured. A run that is over sooner does without, unless
+`step` is `fastest`: to measure what a longer one would do.
 """
 
 from typing import Any, Final

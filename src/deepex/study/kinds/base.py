@@ -26,7 +26,7 @@ class Subject:
 
     @property
     def step(self) -> dict[str, str]:
-        """How the steps of all runs are run: they stand for longer trainings, which on a GPU would earn the cost of a capture back."""
+        """How all runs make their steps: they stand for longer trainings, which on a GPU would earn the cost of a capture back."""
         return {"step": "fastest"} if self.config.step == "auto" and "step" not in self.chosen else {}
 
 
