@@ -23,7 +23,7 @@ COMPUTE: Final = ("forward", "backward", "update")
 
 
 class Event(Protocol):
-    """What a device event must offer; `torch.cuda.Event(enable_timing=True)` does."""
+    """What a device event must offer; `torch.Event("cuda", enable_timing=True)` does."""
 
     def record(self) -> None:
         """Put the event into the device's queue."""

@@ -81,6 +81,7 @@ def _join(task: "Task") -> None:
 
     comm, on_gpu = task.comm, task.device.type == "cuda"
     jax.config.update("jax_platforms", "cuda" if on_gpu else "cpu")
+    jax.config.update("jax_default_matmul_precision", "highest")  # else a GPU computes float32 as TF32
     if comm.size == 1:
         return
     if not on_gpu:

@@ -2,7 +2,8 @@
 
 It gets what is best for it: samples on the device, fused SGD, gradients as views of its buckets, no broadcast of batch-norm
 statistics (rank 0's are sent before validation, as it would have done before every step); and, found by trial for each network:
-the memory order, `static_graph`, gradients set to None or to zero, and on a GPU whether to compile.
+the memory order, `static_graph`, gradients set to None or to zero, and on a GPU whether to compile, and to replay what was compiled
+as CUDA graphs ("reduce-overhead", not under DDP).
 """
 
 from collections.abc import Callable, Sequence
@@ -89,7 +90,7 @@ def _best(task: Task, only: Sequence[str] | None = None) -> dict[str, Any]:
         "channels_last": orders(task),
         "static_graph": [False, True] if several else [False],
         "set_to_none": [True, False],
-        "compiled": [False, True] if on_gpu else [False],
+        "compiled": ["no", "default", *([] if several else ["reduce-overhead"])] if on_gpu else ["no"],
     }
     best = {name: values[0] for name, values in choices.items()}
     if task.config.deterministic:
@@ -125,7 +126,8 @@ class _Ddp(Training):
         self._network = own_network(task, data)
         self._optimiser = make_sgd(self._network, task)
         self._zero = partial(self._optimiser.zero_grad, set_to_none=settings["set_to_none"])
-        model: Any = torch.compile(self._network, dynamic=False) if settings["compiled"] else self._network
+        mode = settings["compiled"]
+        model: Any = self._network if mode == "no" else torch.compile(self._network, dynamic=False, mode=mode)
         if task.comm.size > 1:
             model = DistributedDataParallel(
                 model, gradient_as_bucket_view=True, static_graph=settings["static_graph"], **NO_BUFFERS
