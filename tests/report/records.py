@@ -208,7 +208,13 @@ def storage(path: Path) -> Path:
 def frameworks(path: Path) -> Path:
     runs = []
     for i, name in enumerate(("deepex", "pytorch-ddp", "lightning", "jax", "keras")):
-        made = Made(ranks=2, work=6.0 * (1 + 0.4 * i), phases=name == "deepex", state={"framework": name}, usage=name == "deepex")
+        made = Made(
+            ranks=2,
+            work=6.0 * (1 + 0.4 * i),
+            phases=name == "deepex",
+            state={"framework": {"name": name, "version": "1.0"}},
+            usage=name == "deepex",
+        )
         runs += repeated({"framework": name}, made)
     return write_study(path, "frameworks", runs)
 

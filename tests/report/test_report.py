@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from deepex.cli import app
 from deepex.errors import RunError
+from deepex.record.files import write_json
 from deepex.report import make_report
 from deepex.report.bars import Bars, bar_view
 from deepex.report.chapter import chapters
@@ -19,7 +20,7 @@ from deepex.report.figure import Figure, Section, plain, quantile, thin
 from deepex.report.page import safe_json, slug
 from deepex.report.words import number, seconds, share, size
 from tests.report.conftest import HOSTILE
-from tests.report.records import SHARES, Made, strong, write_run
+from tests.report.records import SHARES, Made, storage, strong, write_run
 
 
 def of(path: Path) -> list[Section]:
@@ -105,6 +106,17 @@ def test_plain_runs_that_differ_otherwise_are_settings_and_seeds_are_repeats(tmp
     assert {group.label: len(group.runs) for group in experiment.groups} == {"optim.rate 0.1": 2, "optim.rate 0.2": 2}
 
 
+def test_plain_runs_of_several_frameworks_are_compared_by_name(tmp_path: Path) -> None:
+    """Whatever settings a framework found to be its best: they may differ between repeats."""
+    for name, seed in (("jax", 1), ("jax", 2), ("keras", 1)):
+        state = {"framework": {"name": name, "version": "1.0", "settings": {"xla": seed == 1}}}
+        write_run(tmp_path / f"{name}-{seed}", Made(seed=seed, phases=False, state=state))
+    write_run(tmp_path / "own", Made())
+    experiment = one(tmp_path)
+    assert experiment.kind == "frameworks"
+    assert {group.label: len(group.runs) for group in experiment.groups} == {"jax": 2, "keras": 1, "deepex": 1}
+
+
 def test_runs_of_different_networks_are_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "a", Made())
     write_run(tmp_path / "b", Made(config={"net": "cvae"}, rmse=True))
@@ -155,6 +167,57 @@ def test_variability_storage_transfer_and_frameworks(studies: Path) -> None:
     table = next(table for section in sections for table in section.tables if table.title == "Frameworks")
     assert [row[0] for row in table.rows] == ["deepex", "pytorch-ddp", "lightning", "jax", "keras"]
     assert "pytorch-ddp" not in json.dumps([one.rows for s in sections for one in s.figures if "phase" in one.title])
+
+
+def test_the_fastest_is_held_against_the_next_and_the_slowest(studies: Path) -> None:
+    """The next is the harder comparison; a summary that left it out would flatter."""
+    text = summary(of(studies / "frameworks"))
+    assert "deepex has the shortest epoch of 5" in text
+    next_, slowest = (
+        re.search(rf"against {name}: faster by ([\d.]+)", text) or re.search(rf"against {name}: ([\d.]+) times", text)
+        for name in ("pytorch-ddp, the next", "keras, the slowest")
+    )
+    assert next_ is not None
+    assert slowest is not None
+    assert 25 < float(next_[1]) < 45
+    assert 2.3 < float(slowest[1]) < 2.8
+
+
+def test_two_settings_are_held_against_each_other(tmp_path: Path) -> None:
+    for rate, work in ((0.1, 8.0), (0.2, 4.0)):
+        write_run(tmp_path / f"{rate}", Made(work=work, config={"optim": {"rate": rate}}))
+    assert "optim.rate 0.2 has the shortest epoch of 2" in summary(of(tmp_path))
+    assert "against optim.rate 0.1, the other: " in summary(of(tmp_path))
+
+
+def test_storage_tells_what_was_in_the_cache_before(tmp_path: Path) -> None:
+    folder = storage(tmp_path / "storage")
+    runs = sorted((folder / "runs").iterdir())
+    cold = {"host": True, "device": False}
+    for path in runs:
+        placement = next((name for name in cold if f"placement-{name}_" in path.name), None)
+        if placement is not None:
+            write_json(path / "page_cache.json", {"cold": cold[placement]})
+        for line in [json.loads(text) for text in (path / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]:
+            line["usage"] = {"opens": {"input": [2.0, 2.0]}, "data_bytes": {"input": [1e6, 1e6]}}
+            with (path / "new.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        (path / "new.jsonl").replace(path / "epochs.jsonl")
+    table = next(table for section in of(folder) for table in section.tables if table.title.startswith("Files opened"))
+    told = {(row[0].split()[1].rstrip(","), row[-1]) for row in table.rows}
+    assert told == {("host", "no"), ("device", "yes"), ("stream", "not known")}
+
+
+def test_utilisation_of_a_whole_epoch_counts_its_validation(tmp_path: Path) -> None:
+    """What is sampled without phases has validation in it; the time must have it too, or a GPU would be busy for more than all of it."""
+    path = write_run(tmp_path / "a", Made(ranks=2, work=1.0))
+    lines = [json.loads(text) for text in (path / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line["usage"] = {"gpu_busy_seconds": {"epoch": [0.5 * (wall + 0.3) for wall in line["wall"]]}}
+    (path / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    busy = figure(of(tmp_path), "GPU busy")
+    assert column(busy, "epoch") == pytest.approx([0.5])
+    assert "phases are not told apart" in busy.sentence
 
 
 def test_utilisation_energy_and_drift(studies: Path) -> None:
@@ -230,6 +293,8 @@ def test_the_command_writes_the_file_and_says_so(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert re.fullmatch(rf"{out}: [\d.]+\s[kM]B, 1 run\n", result.output)
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "a"), "-o", str(out), "--title", "For a <proposal>"]).exit_code == 0
+    assert "<h1>For a &lt;proposal&gt;</h1>" in out.read_text(encoding="utf-8")
     refused = CliRunner().invoke(app, ["report", str(tmp_path / "a"), "-o", str(tmp_path)])
     assert isinstance(refused.exception, RunError)
     assert "is a directory" in str(refused.exception)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import pytest
@@ -60,6 +61,34 @@ def test_a_page_of_another_site_gets_nothing(tmp_path: Path) -> None:
     with serving(tmp_path) as watch:
         assert ask(watch, host="evil.example")[0] == 404
         assert ask(watch, host="localhost:1")[0] == 200
+
+
+def test_who_asks_while_it_is_busy_is_told_so(tmp_path: Path) -> None:
+    """With a status that the page does not take for news: it would reload, and keep the server busy."""
+    write_run(tmp_path / "run", Made(epochs=2))
+    all_in, go_on = threading.Barrier(9), threading.Event()
+
+    def slow() -> str:
+        all_in.wait(30)
+        go_on.wait(30)
+        return "state"
+
+    with serving(tmp_path) as watch, patch.object(watch, "_state", slow):
+        asking = [threading.Thread(target=ask, args=(watch, "state")) for _ in range(8)]
+        for thread in asking:
+            thread.start()
+        all_in.wait(30)
+        assert ask(watch, "state") == (503, b"busy\n")
+        go_on.set()
+        for thread in asking:
+            thread.join()
+
+
+def test_a_record_that_vanishes_while_it_is_looked_at_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.json").symlink_to(tmp_path / "gone")
+    with serving(tmp_path) as watch:
+        assert ask(watch, "state") == (200, b"1-0")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])

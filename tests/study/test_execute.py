@@ -15,6 +15,7 @@ import pytest
 from deepex.comm.launch import launcher_prefix
 from deepex.errors import RunError, UnknownName
 from deepex.record import PlannedRun, RunDirectory, StudyDirectory
+from deepex.record.run import is_held
 from deepex.study.execute import execute, refuse_other
 from deepex.study.script import SYSTEMS, Batch, write_scripts
 from tests.mpi import HANGS, rank_environ, run_deepex
@@ -73,6 +74,28 @@ def test_an_interrupted_study_goes_on_from_the_checkpoint(make_data: MakeData, t
     assert run.state["resumed"] == [1]
     assert [epoch.epoch for epoch in run.epochs()] == [1, 2, 3, 4, 5, 6]
     assert StudyDirectory.open(tmp_path / "study").state["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_study_that_was_killed_goes_on_with_the_run_that_it_left_at_work(make_data: MakeData, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deepex", "study", "strong", "fashion", "--ranks", "1,2", "--repeats", "1", "--out", "study"]
+    keys = (f"data={make_data(2048)}", "batch=16", "validate=none", "target=loss <= 0")
+    command += [word for key in keys for word in ("--set", key)] + ["--epochs", "8"]
+    began = subprocess.Popen(command, cwd=tmp_path, env=rank_environ(), stdout=subprocess.PIPE, text=True)
+    record = tmp_path / "study/runs/ranks-1_repeat-1/epochs.jsonl"
+    while not record.exists():
+        assert began.poll() is None, "it ended before its first epoch did"
+        sleep(0.01)
+    began.kill()
+    began.communicate()
+    assert is_held(record.parent), "the run trains on: else this tests nothing"
+    again = subprocess.run(command, cwd=tmp_path, env=rank_environ(), capture_output=True, text=True, timeout=HANGS, check=False)
+    assert again.returncode == 0, again.stderr
+    run = RunDirectory.open(record.parent)
+    assert run.state["status"] == "finished"
+    assert "resumed" not in run.state
+    assert [epoch.epoch for epoch in run.epochs()] == list(range(1, 9))
+    assert not is_held(record.parent)
 
 
 @pytest.mark.slow

@@ -54,7 +54,8 @@ def train_verb(  # noqa: PLR0917 - typer reads the options from the signature
 ) -> None:
     """Train a network: from a packed dataset to a run directory.
 
-    Examples:
+    For example:
+
       deepex train fashion --ranks 2
 
       deepex train fashion --ranks 4 --replicas 8 --set sync.period=16 --out runs/a
@@ -88,7 +89,8 @@ def show_verb(
 ) -> None:
     """Print a run: configuration, machine, phases per epoch, convergence; with --base, what it gained. Of a study, the verdicts.
 
-    Examples:
+    For example:
+
       deepex show runs/a
 
       deepex show runs/four --base runs/one --target "validation error <= 0.2"
@@ -106,6 +108,7 @@ def report_verb(
         str | None,
         typer.Option("--out", "-o", metavar="FILE", help="The file to write [default: report.html].", show_default=False),
     ] = None,
+    title: Annotated[str | None, typer.Option(help="Over the page [default: the directories' names].", show_default=False)] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare two directories instead: what differs, with intervals, in a terminal.")
     ] = False,
@@ -120,7 +123,8 @@ def report_verb(
     The file needs no network and can be mailed, printed or put into a proposal. Runs of a study are compared as it planned them;
     others by what differs between them, ranks first.
 
-    Examples:
+    For example:
+
       deepex report runs/one-rank runs/two-ranks -o speedup.html
 
       deepex report studies/strong studies/sync -o proposal.html
@@ -137,7 +141,7 @@ def report_verb(
     elif export is not None:
         verb.export(directories=directories, kind=export, out=out)
     else:
-        verb.report(directories=directories, out=out or "report.html", as_json=json)
+        verb.report(directories=directories, out=out or "report.html", title=title, as_json=json)
 
 
 @app.command("watch")
@@ -149,8 +153,10 @@ def watch_verb(
 
     It prints an address with a token in it; who does not have that gets nothing. It reads records and changes nothing.
 
-    Examples:
+    For example:
+
       deepex watch runs --port 8765      # on the login node
+
       ssh -L 8765:localhost:8765 login   # on your laptop; then open the address there
     """
     _verb("watch").watch(directories=directories, port=port)

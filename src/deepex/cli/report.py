@@ -12,10 +12,10 @@ from deepex.report import make_report
 from deepex.report.words import count, size
 
 
-def report(*, directories: Sequence[str], out: str, as_json: bool = False) -> None:
+def report(*, directories: Sequence[str], out: str, title: str | None = None, as_json: bool = False) -> None:
     """Write the report and say where it is."""
     path = _file(out, "report.html")
-    made = make_report([Path(directory) for directory in directories])
+    made = make_report([Path(directory) for directory in directories], title=title)
     write_text(path, made.html)
     if as_json:
         told = {"report": str(path), "bytes": path.stat().st_size, "runs": made.runs, "problems": made.problems}

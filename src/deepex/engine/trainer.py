@@ -57,7 +57,7 @@ class Trainer:
         self._evaluator = _make_evaluator(job, comm)
         self._target = Target.parse(str(job.config.target)) if job.config.target else None
         self._signals, self._poll = StopSignals(), StopPoll(job.device)
-        self.usage = UsageWatch(job, comm, run, self.learner.clock)
+        self.usage = UsageWatch(job.config.sampling, job.device, comm, run, self.learner.clock)
 
     def load(self, checkpoint: Checkpoint | None) -> Position:
         """Take over rank 0's initial weights, or the state of a checkpoint."""

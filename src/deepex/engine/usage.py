@@ -1,6 +1,6 @@
 """What a run uses, beside its phases: a sampler on every rank, what it found in the row that ranks gather, the series in a file.
 
-with UsageWatch(job, comm, run, clock) as usage:
+with UsageWatch(config.sampling, device, comm, run, clock) as usage:
     …                                               # an epoch
     rows = comm.gather_rows([…, *usage.row()])
     record = EpochRecord(…, usage=usage_of(rows))
@@ -13,7 +13,6 @@ from typing import Self, final
 import torch
 
 from deepex.comm import Communicator
-from deepex.engine.job import Job
 from deepex.machine.reading import attempt
 from deepex.machine.sampling import Sampler, Series, open_sources
 from deepex.machine.sampling.usage import NOTHING, to_row
@@ -23,10 +22,12 @@ from deepex.record.clock import PhaseClock
 
 @final
 class UsageWatch:
-    """Samples while the `with` block runs, unless `sampling` of the configuration is 0; nothing is left afterwards."""
+    """Samples while the `with` block runs, unless the interval is 0; nothing is left afterwards."""
 
-    def __init__(self, job: Job, comm: Communicator, run: RunDirectory, clock: PhaseClock) -> None:
-        self._interval_seconds, self._device, self._clock = job.config.sampling, job.device, clock
+    def __init__(
+        self, interval_seconds: float, device: torch.device, comm: Communicator, run: RunDirectory, clock: PhaseClock
+    ) -> None:
+        self._interval_seconds, self._device, self._clock = interval_seconds, device, clock
         place = comm.place
         self._is_first = place.local_rank == 0
         self._path = run.path / ("resources.jsonl" if place.num_nodes == 1 else f"resources-{place.host}.jsonl")

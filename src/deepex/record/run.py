@@ -215,6 +215,23 @@ def hold(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process writes a run in `path` now."""
+    try:
+        descriptor = os.open(path / ".lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _lock(path: Path, descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

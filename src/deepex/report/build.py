@@ -22,9 +22,9 @@ class Report:
     problems: int
 
 
-def make_report(directories: Sequence[Path]) -> Report:
-    """Read all that is in `directories` and make one page of it."""
+def make_report(directories: Sequence[Path], *, title: str | None = None) -> Report:
+    """Read all that is in `directories` and make one page of it; by default its title is their names."""
     collection = collect(directories)
-    title = listed([path.resolve().name for path in directories], 3)
-    html = render(chapters(collection), title=title)
+    names = listed([path.resolve().name for path in directories], 3)
+    html = render(chapters(collection), title=title or names)
     return Report(html=html, runs=len(collection.all_runs()), problems=len(collection.problems))

@@ -32,7 +32,10 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run directory in memory. `varied` is what its study varies, empty for a run on its own."""
+    """One run directory in memory. `varied` is what its study varies, empty for a run on its own.
+
+    `page_cache`: what a study of storage noted of its files before the run.
+    """
 
     name: str
     state: dict[str, Any]
@@ -40,6 +43,7 @@ class Run:
     machines: list[dict[str, Any]]
     epochs: list[EpochRecord]
     varied: dict[str, Any] = field(default_factory=dict)
+    page_cache: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -183,7 +187,7 @@ def _read_planned(study: Study, directory: StudyDirectory, planned: PlannedRun, 
 
 def _read_run(path: Path, name: str, varied: dict[str, Any], problems: list[Problem]) -> Run | None:
     directory = RunDirectory.open(path)
-    machines = directory.machine
+    machines, cache = directory.machine, path / "page_cache.json"
     run = Run(
         name=name,
         state=directory.state,
@@ -191,6 +195,7 @@ def _read_run(path: Path, name: str, varied: dict[str, Any], problems: list[Prob
         machines=[one for one in (machines if isinstance(machines, list) else [machines]) if isinstance(one, dict)],
         epochs=directory.epochs(),
         varied=varied,
+        page_cache=read_json(cache) if cache.is_file() else {},
     )
     usable = bool(run.epochs) and run.usable
     if run.status != "finished" or not usable:

@@ -168,7 +168,7 @@ def _settings(run: Run) -> dict[str, Any]:
     table: dict[str, Any] = {"ranks": run.ranks}
     replicas = run.state.get("replicas", run.ranks)
     table["replicas"] = "as ranks" if replicas == run.ranks else replicas
-    table["framework"] = run.state.get("framework", "deepex")
+    table["framework"] = run.state.get("framework", {}).get("name", "deepex")
     flat = flatten({key: value for key, value in run.config.items() if key not in _CHANCE and key != "checkpoint"})
     return table | flat | {"processor": _processor(run)}
 

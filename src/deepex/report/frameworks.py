@@ -8,6 +8,7 @@ from statistics import median
 from deepex.report.bars import Bars, bar_view
 from deepex.report.experiment import Experiment, Group
 from deepex.report.figure import Figure, Table
+from deepex.report.settings import fastest
 from deepex.report.storage import rates
 from deepex.report.usage import peak
 from deepex.report.words import fast, number, seconds, size, within
@@ -51,9 +52,7 @@ def framework_figures(experiment: Experiment) -> list[Figure]:
     found = [middle(rates(group)) for group in groups]
     row = Bars(name="", values=[one.value for one in found], intervals=found)
     view, height = bar_view([group.label for group in groups], [row], axis="samples per second", unit=" per second")
-    gained = ratio(groups[-1].seconds, groups[0].seconds)
-    times = f"{number(gained.value)} times as fast per epoch as {groups[-1].label} {within(gained)}"
-    sentence = f"{groups[0].label} is fastest; it is {times}."
+    sentence = fastest(groups)
     return [
         Figure(
             title="Samples per second by framework",

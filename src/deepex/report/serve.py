@@ -13,6 +13,7 @@ import hmac
 import secrets
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from time import monotonic
@@ -26,6 +27,8 @@ from deepex.report.build import make_report
 _LEAST_SECONDS: Final = 3.0  # between two makings of the report
 _AT_ONCE: Final = 8
 _REQUEST_SECONDS: Final = 20.0
+_TEXT: Final = "text/plain; charset=utf-8"
+_NOT_FOUND: Final = (404, _TEXT, b"not found\n")
 _ASKS: Final = """<script>
 (() => {
   const key = "deepex-watch-scroll", seen = "@SEEN@";
@@ -76,24 +79,24 @@ class Watch:
         """End `serve`."""
         self._server.shutdown()
 
-    def answer(self, path: str, host: str) -> tuple[str, bytes] | None:
-        """Content type and body for a path; None for whatever is not there, or not for this caller."""
+    def answer(self, path: str, host: str) -> tuple[int, str, bytes]:
+        """Status, content type and body for a path: 404 for whatever is not there, or not for this caller."""
         name = host.rsplit(":", 1)[0]
         parts = path.split("?", 1)[0].split("/")
         known = len(parts) == 3 and hmac.compare_digest(parts[1].encode(), self._token.encode())
         if name not in ("127.0.0.1", "localhost") or not known:
-            return None
+            return _NOT_FOUND
         if not self._slots.acquire(blocking=False):
-            return "text/plain; charset=utf-8", b"busy"
+            return 503, _TEXT, b"busy\n"
         try:
             return self._answer(parts[2])
         finally:
             self._slots.release()
 
-    def _answer(self, name: str) -> tuple[str, bytes] | None:
+    def _answer(self, name: str) -> tuple[int, str, bytes]:
         if name == "state":
-            return "text/plain; charset=utf-8", self._state().encode()
-        return ("text/html; charset=utf-8", self._report()) if name in ("", "report.html") else None
+            return 200, _TEXT, self._state().encode()
+        return (200, "text/html; charset=utf-8", self._report()) if name in ("", "report.html") else _NOT_FOUND
 
     def _state(self) -> str:
         """What the records look like now: it changes when one of them does."""
@@ -103,8 +106,7 @@ class Watch:
             for pattern in ("**/epochs.jsonl", "**/run.json", "**/study.json", "**/measurements.json")
             for path in sorted(directory.glob(pattern))
         ]
-        newest = max((path.stat().st_mtime_ns for path in files), default=0)
-        return f"{len(files)}-{newest}"
+        return f"{len(files)}-{max(map(_changed, files), default=0)}"
 
     def _report(self) -> bytes:
         with self._lock:
@@ -124,6 +126,13 @@ class Watch:
         return f"{head}{_ASKS.replace('@SEEN@', state)}{end}{tail}".encode()
 
 
+def _changed(path: Path) -> int:
+    """When a file last changed; a run that begins anew may have removed it by now."""
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
 class _Handler(BaseHTTPRequestHandler):
     owner: Watch
     timeout = _REQUEST_SECONDS
@@ -131,9 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the report, its state, or nothing."""
-        found = self.owner.answer(self.path, self.headers.get("Host", ""))
-        kind, body = found or ("text/plain; charset=utf-8", b"not found\n")
-        self.send_response(200 if found else 404)
+        status, kind, body = self.owner.answer(self.path, self.headers.get("Host", ""))
+        self.send_response(status)
         for name, value in (
             ("Content-Type", kind),
             ("Content-Length", str(len(body))),

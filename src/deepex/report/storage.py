@@ -24,11 +24,12 @@ def storage_table(experiment: Experiment) -> Table | None:
     """Files opened and bytes read by all ranks for training: in the first epoch, and in a later one."""
     if not any("opens" in run.epochs[0].usage for run in experiment.runs):
         return None
-    rows = [[group.label, *(cell for later in (False, True) for cell in _read(group, later=later))] for group in experiment.groups]
+    rows = [[group.label, *_read(group, later=False), *_read(group, later=True), _cached(group)] for group in experiment.groups]
     return Table(
         title="Files opened and bytes read",
-        sentence="By all ranks, for training alone; medians over repeats. What is kept in memory is read in the first epoch only.",
-        columns=["setting", "opens, first epoch", "bytes, first epoch", "opens, later", "bytes, later"],
+        sentence="By all ranks, for training alone; medians over repeats. What is kept in memory is read in the first epoch only. "
+        "Files that were not in the system's cache before a run come from the disk then.",
+        columns=["setting", "opens, first epoch", "bytes, first epoch", "opens, later", "bytes, later", "in the cache before"],
         rows=rows,
     )
 
@@ -37,6 +38,14 @@ def _read(group: Group, *, later: bool) -> tuple[str, str]:
     epochs = [run.steady[-1] if later else run.epochs[0] for run in group.runs]
     opens, many = (median(sum(epoch.usage.get(key, {}).get("input", [0.0])) for epoch in epochs) for key in ("opens", "data_bytes"))
     return f"{opens:,.0f}", size(many)
+
+
+def _cached(group: Group) -> str:
+    """Whether the files were in the system's page cache when the runs began."""
+    found = {run.page_cache.get("cold") for run in group.runs}
+    return {frozenset({True}): "no", frozenset({False}): "yes", frozenset({True, False}): "in some runs"}.get(
+        frozenset(found), "not known"
+    )
 
 
 def rates(group: Group) -> list[list[float]]:

@@ -12,12 +12,12 @@ from deepex.report.experiment import Experiment
 from deepex.report.figure import MOST_LINES, Section, Table
 from deepex.report.frontier import best_setting
 from deepex.report.gain import Gain, gain_text
-from deepex.report.settings import compared
+from deepex.report.settings import against, fastest
 from deepex.report.threads import thread_figures
 from deepex.report.transfer import transfer_figures
 from deepex.report.weak import weak_efficiency
-from deepex.report.words import count, fast, listed, seconds, share, within
-from deepex.speedup.statistics import middle, ratio
+from deepex.report.words import count, listed, seconds, share, within
+from deepex.speedup.statistics import middle
 
 _MOST = 8
 KINDS = {
@@ -49,9 +49,13 @@ def summary_section(collection: Collection, experiments: Sequence[Experiment], g
     lead = [
         f"This report is made of {count(len(runs), 'run')}"
         + (f" and {count(len(collection.studies), 'study', 'studies')}" if collection.studies else "")
-        + ". The first epoch of a run warms up and is left out of all times, unless it is alone; so are epochs that were resumed "
-        f"in their middle. {_repeats(experiments)} Intervals are of 95\u00a0%, by resampling repeats and the epochs within them."
+        + "."
     ]
+    if runs:
+        lead[0] += (
+            " The first epoch of a run warms up and is left out of all times, unless it is alone; so are epochs that were resumed "
+            f"in their middle. {_repeats(experiments)} Intervals are of 95\u00a0%, by resampling repeats and the epochs within them."
+        )
     tables = []
     if collection.problems:
         rows = [[one.name, one.status, one.reason] for one in collection.problems]
@@ -120,8 +124,7 @@ def _times(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
             f"the {part} {experiment.measure} ends at {ends} after {count(last[0].epoch, 'epoch')}."
         )
         return [text]
-    quick, slow, gain = compared(experiment.groups)
-    return [f"{quick.label} against {slow.label}, the slowest per epoch of {len(experiment.groups):,}: {fast(gain)}."]
+    return [fastest(experiment.groups)]
 
 
 def _best(experiment: Experiment) -> list[str]:
@@ -131,10 +134,9 @@ def _best(experiment: Experiment) -> list[str]:
         if best is None:
             texts.append(f"No setting reached {target} in every repeat.")
             continue
-        others = [times for group in experiment.groups if group is not best[0] and (times := group.seconds_to(target)) is not None]
-        worst = max(others, key=lambda times: median(map(median, times)), default=None)
-        against = f"; against the slowest that did: {fast(ratio(worst, best[0].seconds_to(target) or worst))}" if worst else ""
-        texts.append(f"{best[0].label} reached {target} in the least time, {seconds(best[1].value)}{against}.")
+        reached = {group.label: times for group in experiment.groups if (times := group.seconds_to(target)) is not None}
+        gained = against(reached.pop(best[0].label), reached)
+        texts.append(f"{best[0].label} reached {target} in the least time, {seconds(best[1].value)}{gained}.")
     return texts
 
 

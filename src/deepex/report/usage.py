@@ -15,7 +15,7 @@ from deepex.report.words import listed, number, share, size
 
 _BUSY: Final = {
     "cpu_seconds": ("Cores busy per rank, by phase", "cores busy"),
-    "gpu_busy_seconds": ("GPU busy, by phase", "share of the time"),
+    "gpu_busy_seconds": ("GPU busy", "share of the time"),
 }
 _BYTES: Final = {
     "memory_bytes": "peak memory per rank",
@@ -53,15 +53,24 @@ def usage_table(experiment: Experiment) -> Table | None:
 
 
 def utilisation(epochs: Iterable[EpochRecord], resource: str) -> dict[str, float]:
-    """Used seconds over seconds passed, all ranks together, for each phase; `epoch` where it cannot be told by phase."""
+    """Used seconds over seconds passed, all ranks together, for each phase; `epoch` where it cannot be told by phase.
+
+    To an epoch belongs its validation then, which is sampled with it.
+    """
     used: dict[str, float] = {}
     passed: dict[str, float] = {}
     for epoch in epochs:
         for phase, values in epoch.usage.get(resource, {}).items():
             if phase in epoch.phases or phase == "epoch":
                 used[phase] = used.get(phase, 0.0) + sum(values)
-                passed[phase] = passed.get(phase, 0.0) + sum(epoch.wall if phase == "epoch" else epoch.phases[phase])
+                passed[phase] = passed.get(phase, 0.0) + (_whole(epoch) if phase == "epoch" else sum(epoch.phases[phase]))
     return {phase: used[phase] / passed[phase] for phase in used if passed[phase] > 0}
+
+
+def _whole(epoch: EpochRecord) -> float:
+    """Seconds of all ranks, with those of validation."""
+    held = epoch.validation.seconds if epoch.validation is not None else None
+    return sum(epoch.wall) + epoch.ranks * (held or 0.0)
 
 
 def joules(group: Group) -> list[list[float]] | None:
@@ -97,6 +106,8 @@ def _busy(groups: Sequence[Group], resource: str) -> Figure | None:
     what = listed(f"{share(row[p]) if form else number(row[p])} in {p}" for p in phases if p in row)
     rest = f" The last {_MOST} of {len(table)} settings are drawn." if len(table) > _MOST else ""
     sentence = f"With {name} {does} {what}.{rest}" if len(table) > 1 else f"{does[:1].upper()}{does[1:]} {what}."
+    if phases == ["epoch"]:
+        sentence += " That is of whole epochs and their validation: phases are not told apart."
     return Figure(
         title=title,
         sentence=sentence,

@@ -3,7 +3,8 @@
     execute(study, watcher)         # what has finished stays; what was interrupted goes on from its checkpoint
 
 Runs share nothing but the machine: no warm caches of a library, no leftover memory. A run that fails is noted with its reason, and
-the next one begins; an interrupt goes to the run at hand, which writes its checkpoint, and ends the study, to be continued.
+the next one begins; an interrupt goes to the run at hand, which writes its checkpoint, and ends the study, to be continued. A study
+that was killed leaves its run at work: who goes on waits for that one, and does not begin it twice.
 """
 
 import shutil
@@ -14,15 +15,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from types import FrameType
 from typing import IO, Final
 
 from deepex.errors import RunError
 from deepex.record import PlannedRun, RunDirectory, StudyDirectory
 from deepex.record.files import write_json
-from deepex.record.run import hold
+from deepex.record.run import hold, is_held
 
+_LOOK_SECONDS: Final = 0.5
 _LOG_TAIL: Final = 20  # lines of a failed run's log that may tell why
 
 
@@ -62,7 +64,8 @@ def execute(study: StudyDirectory, environ: Mapping[str, str], progress: Progres
             for planned in todo:
                 progress.run_began(planned)
                 began = perf_counter()
-                code = _run(study, planned, environ, child)
+                _let_end(study.run_path(planned), child)
+                code = _run(study, planned, environ, child) if study.status(planned) != "finished" else 0
                 status = _settle(study, planned, code, interrupted=child.received is not None)
                 progress.run_ended(planned, status, study.reason(planned), perf_counter() - began)
                 if child.received:
@@ -79,7 +82,7 @@ def _end(study: StudyDirectory, received: str | None) -> str:
     elif failed:
         status, reason = "failed", f"{len(failed)} of {len(study.plan)} runs failed, first {failed[0]}: {_first_reason(study)}"
     else:
-        status, reason = "finished", f"{len(study.plan)} runs done"
+        status, reason = "finished", f"{len(study.plan)} run{'s' if len(study.plan) != 1 else ''} done"
     study.set_state(status=status, reason=reason)
     return status
 
@@ -88,8 +91,16 @@ def _first_reason(study: StudyDirectory) -> str:
     return next((study.reason(planned) for planned in study.plan if study.status(planned) == "failed"), "")
 
 
+def _let_end(path: Path, child: _Child) -> None:
+    """Wait for a run that still trains, as it does where its study was killed."""
+    while is_held(path) and not child.received:
+        sleep(_LOOK_SECONDS)
+
+
 def _run(study: StudyDirectory, planned: PlannedRun, environ: Mapping[str, str], child: _Child) -> int:
     """Start a run, or let one go on that has a checkpoint, and wait for its end."""
+    if child.received:
+        return 0
     path = study.run_path(planned)
     (path / "failure.json").unlink(missing_ok=True)
     command = command_of(planned, path)
@@ -139,19 +150,22 @@ def _goes_on(path: Path) -> bool:
 def _settle(study: StudyDirectory, planned: PlannedRun, code: int, *, interrupted: bool) -> str:
     """Note a failure that the run could not note itself; drop the checkpoints of one that has finished.
 
-    A run that was interrupted where it cannot go on has not failed: it begins anew next time.
+    A run that was interrupted where it cannot go on has not failed: it begins anew next time. One that somebody else runs is left.
     """
     path = study.run_path(planned)
     status = study.status(planned)
     if status == "finished":
         shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    elif interrupted and is_held(path):
+        status = "stopped"
     elif interrupted and not _goes_on(path):
         shutil.rmtree(path, ignore_errors=True)
         status = "stopped"
     elif status not in ("stopped", "failed"):
-        write_json(path / "failure.json", {"reason": _said(path / "log.txt") or f"ended with code {code}"})
+        reason = _said(path / "log.txt") or f"ended with code {code}"
+        write_json(path / "failure.json", {"reason": reason})
         if (path / "run.json").is_file():
-            RunDirectory(path).set_state(status="failed", reason=_said(path / "log.txt") or f"ended with code {code}")
+            RunDirectory(path).set_state(status="failed", reason=reason)
         status = "failed"
     return status
 

@@ -1,8 +1,7 @@
 """One rank of a framework's job: `python -m deepex.study.frameworks NAME RECIPE --out DIR`, as `deepex train RECIPE` is.
 
-What is written is a run directory that everything reads which reads
-those of DeepEx. A mistake ends with one line and exit code 2, a failure with one line and exit code 1; if there is no run directory
-yet, the reason is in DIR/failure.json.
+What is written is a run directory that everything reads which reads those of DeepEx. A mistake ends with one line and exit code 2,
+a failure with one line and exit code 1; if there is no run directory yet, the reason is in DIR/failure.json.
 """
 
 import argparse
@@ -107,8 +106,10 @@ def _train(
     watcher: "Watcher | None",
 ) -> RunDirectory:
     from deepex.comm.together import AgreedError, together
+    from deepex.engine.usage import UsageWatch
     from deepex.engine.watch import Watcher
     from deepex.machine.heap import give_back_heap
+    from deepex.record.clock import NoClock
     from deepex.study.frameworks.base import UnsupportedTask
     from deepex.study.frameworks.recorder import Recorder
     from deepex.study.frameworks.task import make_task
@@ -127,9 +128,10 @@ def _train(
         machines = _machines(out, comm)
         together(comm, lambda: _create(out, table, machines, _state(task, training) | state, comm))
         run = RunDirectory(out)
-        recorder = Recorder(task, run, watcher or Watcher())
-        recorder.begin()
-        training.run(recorder.told)
+        with UsageWatch(config.sampling, task.device, comm, run, NoClock()) as usage:
+            recorder = Recorder(task, run, usage, watcher or Watcher())
+            recorder.begin()
+            training.run(recorder.told)
         training.close()
         if comm.rank == 0:
             run.set_state(status="finished", reason=recorder.reason)

@@ -1,34 +1,34 @@
 """What the ranks of a framework did, as the record of an ordinary run.
 
-    recorder = Recorder(task, run)
-    training.run(recorder.told)
+    with UsageWatch(…) as usage:
+        recorder = Recorder(task, run, usage, watcher)
+        training.run(recorder.told)
     recorder.reason        # "3 epochs done", or "target reached: …"
 
-Phases are not measured, since frameworks run them into one another: their times are zero. Memory is the most that a rank's process
-had resident during the epoch, of whatever it is made.
+Phases are not measured, since frameworks run them into one another: their times are zero, and what is used is of whole epochs.
 """
 
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from deepex.comm.together import AgreedError
+from deepex.engine.usage import UsageWatch
 from deepex.engine.watch import Watcher
 from deepex.errors import DivergedError
+from deepex.machine.sampling.usage import usage_of
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
 from deepex.study.frameworks.base import RankEpoch
 from deepex.study.frameworks.task import Task
 
-_TRAIN, _SECONDS, _VALIDATION, _VALIDATION_SECONDS, _MEMORY = slice(0, 3), 3, slice(4, 7), 7, 8  # of a rank's row
+_TRAIN, _SECONDS, _VALIDATION, _VALIDATION_SECONDS, _USAGE = slice(0, 3), 3, slice(4, 7), 7, slice(8, None)  # of a rank's row
 
 
 class Recorder:
     """Gathers every epoch from all ranks, writes it on rank 0, and decides alike on all when it is enough."""
 
-    def __init__(self, task: Task, run: RunDirectory, watcher: Watcher) -> None:
-        self._task, self._run, self._watcher = task, run, watcher
+    def __init__(self, task: Task, run: RunDirectory, usage: UsageWatch, watcher: Watcher) -> None:
+        self._task, self._run, self._usage, self._watcher = task, run, usage, watcher
         self._target = Target.parse(str(task.config.target)) if task.config.target else None
         self._done = 0
         self._reached = False
@@ -42,19 +42,20 @@ class Recorder:
 
     def begin(self) -> None:
         """Let all ranks begin an epoch together. Collective."""
-        forget_peak()
+        self._usage.epoch_began(self._done + 1)
         self._task.comm.barrier()
 
     def told(self, epoch: RankEpoch) -> bool:
         """Record an epoch; whether to go on with the next, which then begins. Collective."""
         train, validation = epoch.train, epoch.validation
         row = [train.loss, train.tally, train.samples, epoch.seconds]
-        row += [validation.loss, validation.tally, validation.samples, epoch.validation_seconds, peak_bytes()]
+        row += [validation.loss, validation.tally, validation.samples, epoch.validation_seconds, *self._usage.row()]
         rows = self._task.comm.gather_rows(torch.tensor(row, dtype=torch.float64))
         record = self._record(rows)
         if self._task.comm.rank == 0:
             self._run.append(record)
             self._watcher.epoch_ended(record)
+        self._usage.write()
         self._done += 1
         self._reached = self._target is not None and self._target.reached(record)
         more = not self._reached and self._done < self._task.config.epochs
@@ -80,22 +81,10 @@ class Recorder:
             phases={name: [0.0] * len(wall) for name in PHASES},
             wall=wall,
             validation=self._score(held, seconds=float(rows[:, _VALIDATION_SECONDS].max())) if held[2] else None,
-            usage={"memory_bytes": {"epoch": rows[:, _MEMORY].tolist()}},
+            usage=usage_of(rows[:, _USAGE].tolist()),
         )
 
     def _score(self, sums: list[float], seconds: float | None = None) -> Score:
         objective, samples = self._task.objective, round(sums[2])
         measure: dict[str, Any] = {objective.measure: objective.value(sums[1], samples)}
         return Score(loss=sums[0] / samples, samples=samples, seconds=seconds, **measure)
-
-
-def forget_peak() -> None:
-    """Begin to count the most resident bytes anew, where the kernel lets us; else they are of the whole process."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def peak_bytes() -> int:
-    """The most bytes of this process that were resident at a time (VmHWM)."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
