@@ -14,12 +14,14 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from deepex.comm import Communicator, as_communicator, connect
+from deepex.comm.nodes import describe_nodes
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import CommError
 from tests.comm import background_contract
@@ -32,6 +34,18 @@ def check_place(comm: Communicator) -> None:
     assert [place[0] for place in places] == list(range(comm.size))
     assert all(place == [r, comm.size, r, comm.size, 1] for r, place in enumerate(places)), places
     assert comm.place.host
+
+
+def check_nodes_have_their_ranks(comm: Communicator) -> None:
+    """As if every two ranks were on a node."""
+    place, rank = comm.place, comm.rank
+    comm.place = replace(place, node=rank // 2, num_nodes=(comm.size + 1) // 2, local_rank=rank % 2, local_size=min(2, comm.size))
+    try:
+        machines = describe_nodes(comm, Path(), os.environ)
+    finally:
+        comm.place = place
+    assert [machine["ranks"] for machine in machines] == [[*range(n, min(n + 2, comm.size))] for n in range(0, comm.size, 2)]
+    assert {machine["host"] for machine in machines} == {place.host}
 
 
 def check_sum_in_place(comm: Communicator) -> None:

@@ -123,8 +123,14 @@ def _usage(phases: dict[str, list[float]]) -> dict[str, dict[str, list[float]]]:
     }
 
 
+def _machines(made: Made) -> list[dict[str, Any]]:
+    """As many ranks on each node, in their order."""
+    each = -(-made.ranks // len(made.hosts))
+    return [machine(host) | {"ranks": [*range(k * each, min((k + 1) * each, made.ranks))]} for k, host in enumerate(made.hosts)]
+
+
 def write_run(path: Path, made: Made, *, status: str = "finished", reason: str = "all epochs done") -> Path:
-    run = RunDirectory.create(path, config_of(made), [machine(host) for host in made.hosts], state_of(made))
+    run = RunDirectory.create(path, config_of(made), _machines(made), state_of(made))
     chance = random.Random(f"{made.seed}-{made.ranks}-{made.work}")
     lines = [json.dumps(asdict(epoch_of(made, number, chance))) + "\n" for number in range(1, made.epochs + 1)]
     (path / "epochs.jsonl").write_text("".join(lines), encoding="utf-8")  # at once: `append` waits for the disk each time

@@ -209,7 +209,7 @@ def test_storage_tells_what_was_in_the_cache_before(tmp_path: Path) -> None:
 
 
 def test_utilisation_of_a_whole_epoch_counts_its_validation(tmp_path: Path) -> None:
-    """What is sampled without phases has validation in it; the time must have it too, or a GPU would be busy for more than all of it."""
+    """What is sampled without phases has validation in it; the time must have it too, or a GPU would be busy for more than all."""
     path = write_run(tmp_path / "a", Made(ranks=2, work=1.0))
     lines = [json.loads(text) for text in (path / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]
     for line in lines:
@@ -241,11 +241,11 @@ def test_predicted_points_are_marked(tmp_path: Path) -> None:
 
 def test_a_slow_rank_is_named_with_what_mending_it_saves(tmp_path: Path) -> None:
     delays = {(2, epoch): ("input", 1.0) for epoch in range(1, 11)}
-    write_run(tmp_path / "run", Made(ranks=4, epochs=10, delays=delays))
+    write_run(tmp_path / "run", Made(ranks=4, epochs=10, delays=delays, hosts=("node17", "node18")))
     section = of(tmp_path)[-1]
     assert section.title == "Who is slow"
     (row,) = section.tables[0].rows
-    assert row[1:5] == [2, "node17", "input", "chronic"]
+    assert row[1:5] == [2, "node18", "input", "chronic"]
     assert re.fullmatch(r"9\d\d\sms|1(\.0\d)?\ss", row[7])
 
 

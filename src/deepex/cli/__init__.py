@@ -99,7 +99,7 @@ def show_verb(
 
 
 @app.command("report")
-def report_verb(
+def report_verb(  # noqa: PLR0917 - as above
     directories: Annotated[
         list[str],
         typer.Argument(metavar="DIR…", help="Run directories, study directories, or folders that hold some."),

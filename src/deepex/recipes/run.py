@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from deepex.comm import Communicator, as_communicator, choose, connect
+from deepex.comm.nodes import describe_nodes
 from deepex.comm.together import AgreedError, abort_on_failure, together
 from deepex.data.feeds import tally
 from deepex.engine import checkpoint as checkpoints
@@ -21,7 +22,6 @@ from deepex.engine.job import Job
 from deepex.engine.trainer import Outcome, Trainer
 from deepex.engine.watch import Watcher
 from deepex.errors import DataError, DeepexError, RunError
-from deepex.machine import describe
 from deepex.machine.cache import keep_compiled
 from deepex.machine.hardware import describe_cpu
 from deepex.machine.heap import give_back_heap, keep_heap
@@ -90,7 +90,7 @@ def _train(
         state = choices(job, comm, comm_reason=reason, layout_reason=layout_reason, threads=threads) | {"heap": heap}
         if resume:
             _keep_reasons(state, run.state)
-        machines = [m for m in comm.gather(describe(path.parent, os.environ) if comm.place.local_rank == 0 else None) if m]
+        machines = describe_nodes(comm, path.parent, os.environ)
         if not resume:
             together(comm, lambda: _hold(path, held, comm))
             together(comm, lambda: _create(path, job, state, machines, comm))

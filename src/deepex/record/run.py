@@ -2,7 +2,7 @@
 
     run/
       config.toml        every key; `deepex train run/config.toml` repeats the run
-      machine.json       hardware and versions of each host
+      machine.json       hardware, versions and ranks of each node
       run.json           status, why it ended, and what was chosen (ranks, replicas, communicator, placement …) with reasons
       epochs.jsonl       one line per epoch: see EpochRecord
       resources.jsonl    what was used from moment to moment (resources-HOST.jsonl where there are several nodes)

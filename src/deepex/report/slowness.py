@@ -50,11 +50,9 @@ def slow_text(found: Sequence[tuple[Run, SlowRank]]) -> str:
 
 
 def host_of(run: Run, rank: int) -> str:
-    """Where a rank ran, if the record tells: one machine, or one for each rank."""
-    hosts = [str(machine.get("host")) for machine in run.machines]
-    if len(hosts) == 1:
-        return hosts[0]
-    return hosts[rank] if len(hosts) == run.ranks else "not known"
+    """Where a rank ran, as far as the record tells."""
+    alone = len(run.machines) == 1
+    return next((str(machine.get("host")) for machine in run.machines if alone or rank in machine.get("ranks", ())), "not known")
 
 
 def _table(found: Sequence[tuple[Run, SlowRank]]) -> Table:

@@ -42,10 +42,10 @@ def _read(group: Group, *, later: bool) -> tuple[str, str]:
 
 def _cached(group: Group) -> str:
     """Whether the files were in the system's page cache when the runs began."""
-    found = {run.page_cache.get("cold") for run in group.runs}
-    return {frozenset({True}): "no", frozenset({False}): "yes", frozenset({True, False}): "in some runs"}.get(
-        frozenset(found), "not known"
-    )
+    cold = [run.page_cache.get("cold") for run in group.runs]
+    if None in cold:
+        return "not known"
+    return "no" if all(cold) else "in some runs" if any(cold) else "yes"
 
 
 def rates(group: Group) -> list[list[float]]:

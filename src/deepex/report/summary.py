@@ -53,8 +53,9 @@ def summary_section(collection: Collection, experiments: Sequence[Experiment], g
     ]
     if runs:
         lead[0] += (
-            " The first epoch of a run warms up and is left out of all times, unless it is alone; so are epochs that were resumed "
-            f"in their middle. {_repeats(experiments)} Intervals are of 95\u00a0%, by resampling repeats and the epochs within them."
+            " The first epoch of a run warms up and is left out of all times, unless it is alone; so are epochs that were "
+            f"resumed in their middle. {_repeats(experiments)} Intervals are of 95\u00a0%, by resampling repeats and the epochs "
+            "within them."
         )
     tables = []
     if collection.problems:

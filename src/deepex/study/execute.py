@@ -46,10 +46,22 @@ class Progress:
 
 @dataclass
 class _Child:
-    """The process of the run at hand, and the signal that was to reach it."""
+    """The process of the run at hand, the signal that is to reach it, and whether it was sent."""
 
     process: subprocess.Popen[bytes] | None = None
     received: str | None = None
+    told: bool = False
+
+    def hand_on(self) -> None:
+        """Send the process the signal, if there is one already."""
+        if self.process is not None and self.received:
+            self.told = True
+            self.process.send_signal(signal.Signals[self.received])
+
+    def catch_up(self) -> None:
+        """Hand on what came while the process was being started."""
+        if not self.told:
+            self.hand_on()
 
 
 def execute(study: StudyDirectory, environ: Mapping[str, str], progress: Progress | None = None) -> str:
@@ -125,6 +137,7 @@ def _wait(command: list[str], environ: Mapping[str, str], log: IO[bytes], child:
         stderr=subprocess.STDOUT,
         process_group=0,  # an interrupt reaches it through us, once
     )
+    child.catch_up()
     try:
         return child.process.wait()
     finally:
@@ -184,8 +197,7 @@ def _handing_on() -> Iterator[_Child]:
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
         child.received = signal.Signals(number).name
-        if child.process is not None:
-            child.process.send_signal(number)
+        child.hand_on()
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -105,6 +105,7 @@ def _train(
     facts: dict[str, Any],
     watcher: "Watcher | None",
 ) -> RunDirectory:
+    from deepex.comm.nodes import describe_nodes
     from deepex.comm.together import AgreedError, together
     from deepex.engine.usage import UsageWatch
     from deepex.engine.watch import Watcher
@@ -125,7 +126,7 @@ def _train(
     table = to_table(_as_trained(task))
     with hold(out) if comm.rank == 0 else nullcontext():
         state = {"framework": {**facts, "settings": training.settings}, "setup_seconds": perf_counter() - began}
-        machines = _machines(out, comm)
+        machines = describe_nodes(comm, out.parent, os.environ)
         together(comm, lambda: _create(out, table, machines, _state(task, training) | state, comm))
         run = RunDirectory(out)
         with UsageWatch(config.sampling, task.device, comm, run, NoClock()) as usage:
@@ -143,12 +144,6 @@ def _create(out: Path, table: dict[str, Any], machines: list[Any], state: dict[s
     if comm.rank == 0:
         RunDirectory.create(out, table, machines, state)
         (out / "failure.json").unlink(missing_ok=True)  # of an attempt before
-
-
-def _machines(out: Path, comm: "Communicator") -> list[Any]:
-    from deepex.machine import describe
-
-    return [m for m in comm.gather(describe(out.parent, os.environ) if comm.place.local_rank == 0 else None) if m]
 
 
 def _as_trained(task: "Task") -> "RunConfig":
