@@ -195,7 +195,7 @@ def test_storage_tells_what_was_in_the_cache_before(tmp_path: Path) -> None:
     runs = sorted((folder / "runs").iterdir())
     cold = {"host": True, "device": False}
     for path in runs:
-        placement = next((name for name in cold if f"placement-{name}_" in path.name), None)
+        placement = next((name for name in cold if path.name.startswith(name)), None)
         if placement is not None:
             write_json(path / "page_cache.json", {"cold": cold[placement]})
         for line in [json.loads(text) for text in (path / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]:
@@ -203,8 +203,8 @@ def test_storage_tells_what_was_in_the_cache_before(tmp_path: Path) -> None:
             with (path / "new.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         (path / "new.jsonl").replace(path / "epochs.jsonl")
-    table = next(table for section in of(folder) for table in section.tables if table.title.startswith("Files opened"))
-    told = {(row[0].split()[1].rstrip(","), row[-1]) for row in table.rows}
+    table = next(table for section in of(folder) for table in section.closing if table.title.startswith("Files opened"))
+    told = {(row[0].partition(",")[0], row[-1]) for row in table.rows}
     assert told == {("host", "no"), ("device", "yes"), ("stream", "not known")}
 
 

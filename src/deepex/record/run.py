@@ -20,7 +20,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +33,15 @@ from deepex.record.files import read_json, read_lines, storage_error, write_json
 from deepex.record.table import dump_toml, from_table, load_toml
 
 SCHEMA: Final = 1
+_STATE_TABLES: Final = ("comm", "dataset", "framework", "network", "samples", "step", "sync")
+_MACHINE_TABLES: Final = ("cpu", "memory", "system", "versions")
+_NUMBERS: Final[dict[str, tuple[type, ...]]] = {  # where a record has numbers, and in what
+    "phases": (dict, list),
+    "wall": (list,),
+    "drift": (dict,),
+    "moved": (dict,),
+    "usage": (dict, dict, list),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +149,15 @@ class RunDirectory:
         return load_toml(path)
 
     @property
-    def machine(self) -> Any:
-        """Hardware and versions."""
-        return read_json(self.path / "machine.json")
+    def machine(self) -> list[dict[str, Any]]:
+        """Hardware and versions of each node."""
+        path = self.path / "machine.json"
+        machines = read_json(path)
+        if not (isinstance(machines, list) and all(isinstance(one, dict) for one in machines)):
+            raise RunError(f"{path} is damaged: it must hold a list of tables; restore it, or leave this run out")
+        for machine in machines:
+            _check_tables(path, machine, _MACHINE_TABLES)
+        return machines
 
     @property
     def state(self) -> dict[str, Any]:
@@ -150,6 +165,7 @@ class RunDirectory:
         state = read_json(self.path / "run.json")
         if not isinstance(state, dict):
             raise RunError(f"{self.path / 'run.json'} holds {type(state).__name__}, not a table; restore it or start a new run")
+        _check_tables(self.path / "run.json", state, _STATE_TABLES)
         return state
 
     def set_state(self, **changes: object) -> None:
@@ -258,12 +274,33 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def _is_numbers(value: object, *levels: type) -> bool:
+    """Whether `value` is tables and lists within each other as `levels` say, and numbers in the last."""
+    if not levels:
+        return isinstance(value, int | float)
+    if not isinstance(value, levels[0]):
+        return False
+    if isinstance(value, list):
+        return set(map(type, value)) <= {int, float}
+    return isinstance(value, dict) and all(_is_numbers(one, *levels[1:]) for one in value.values())
+
+
+def _check_tables(path: Path, table: dict[str, Any], names: Sequence[str]) -> None:
+    """Refuse a file in which something else stands where a table should, if anything does."""
+    for name in names:
+        if not isinstance(table.get(name) or {}, dict):
+            raise RunError(f"{path} is damaged: {name!r} is {table[name]!r}, not a table; restore the file, or leave this run out")
+
+
 def _parse(path: Path, number: int, line: bytes) -> EpochRecord:
     try:
         epoch = from_table(EpochRecord, json.loads(line))
         lengths = {len(epoch.phases.get(name, [])) for name in PHASES} | {len(epoch.wall)}
     except (ValueError, TypeError, AttributeError, ConfigError) as error:
         raise RunError(f"{path}, line {number} is damaged: {error}; delete the line or restore the file") from error
+    odd = [name for name, levels in _NUMBERS.items() if not _is_numbers(getattr(epoch, name), *levels)]
+    if odd:
+        raise RunError(f"{path}, line {number} is damaged: {odd[0]!r} does not hold numbers; delete the line or restore the file")
     if lengths != {len(epoch.wall)}:
         raise RunError(f"{path}, line {number} has phases of different numbers of ranks: {sorted(lengths)}")
     return epoch

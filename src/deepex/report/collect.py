@@ -187,12 +187,12 @@ def _read_planned(study: Study, directory: StudyDirectory, planned: PlannedRun, 
 
 def _read_run(path: Path, name: str, varied: dict[str, Any], problems: list[Problem]) -> Run | None:
     directory = RunDirectory.open(path)
-    machines, cache = directory.machine, path / "page_cache.json"
+    cache = path / "page_cache.json"
     run = Run(
         name=name,
         state=directory.state,
         config=directory.config,
-        machines=[one for one in (machines if isinstance(machines, list) else [machines]) if isinstance(one, dict)],
+        machines=directory.machine,
         epochs=directory.epochs(),
         varied=varied,
         page_cache=read_json(cache) if cache.is_file() else {},

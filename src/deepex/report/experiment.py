@@ -110,7 +110,7 @@ def label(varied: Mapping[str, Any]) -> str:
 
 
 def _pair(key: str, value: Any) -> str:
-    if key in ("threads", "samples"):
+    if key in ("threads", "samples") and isinstance(value, int):
         return f"{value:,} {key[:-1] if value == 1 else key}"
     if key == "onednn":
         return "oneDNN" if value else "no oneDNN"
@@ -155,11 +155,11 @@ def _groups(runs: Iterable[tuple[Run, dict[str, Any]]]) -> list[Group]:
 def _targets(texts: Any, runs: Sequence[Run]) -> list[Target]:
     own = [run.config.get("target") for run in runs]
     chosen = texts if isinstance(texts, list) and texts else own
-    return [Target.parse(text) for text in dict.fromkeys(text for text in chosen if text)]
+    return [Target.parse(text) for text in dict.fromkeys(str(text) for text in chosen if text)]
 
 
 def _subject(run: Run) -> str:
-    data = run.state.get("dataset", {}).get("name") or run.config.get("data", "?")
+    data = (run.state.get("dataset") or {}).get("name") or run.config.get("data", "?")
     return f"{run.config.get('net', '?')} on {data}"
 
 
@@ -168,15 +168,21 @@ def _settings(run: Run) -> dict[str, Any]:
     table: dict[str, Any] = {"ranks": run.ranks}
     replicas = run.state.get("replicas", run.ranks)
     table["replicas"] = "as ranks" if replicas == run.ranks else replicas
-    table["framework"] = run.state.get("framework", {}).get("name", "deepex")
+    table["framework"] = (run.state.get("framework") or {}).get("name", "deepex")
     flat = flatten({key: value for key, value in run.config.items() if key not in _CHANCE and key != "checkpoint"})
     return table | flat | {"processor": _processor(run)}
 
 
 def _processor(run: Run) -> str:
     machine = run.machines[0] if run.machines else {}
-    gpus = [str(gpu.get("name")) for gpu in machine.get("gpus") or [] if isinstance(gpu, dict)]
+    gpus = [str(gpu.get("name")) for gpu in gpus_of(machine)]
     return ", ".join(gpus) or str((machine.get("cpu") or {}).get("model"))
+
+
+def gpus_of(machine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The GPUs of a description, as far as it has any."""
+    found = machine.get("gpus")
+    return [gpu for gpu in found if isinstance(gpu, dict)] if isinstance(found, list) else []
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

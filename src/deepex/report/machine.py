@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from deepex.report.collect import Run
-from deepex.report.experiment import Experiment, flatten
+from deepex.report.experiment import Experiment, flatten, gpus_of
 from deepex.report.figure import Section, Table
 from deepex.report.words import count, listed, size, value_text
 
@@ -36,13 +36,13 @@ def _machines_text(rows: Sequence[Sequence[Any]]) -> str:
 
 def _host(machine: dict[str, Any]) -> list[str]:
     cpu, memory, system = (machine.get(name) or {} for name in ("cpu", "memory", "system"))
-    gpus = Counter(str(gpu.get("name", "GPU")) for gpu in machine.get("gpus") or [] if isinstance(gpu, dict))
+    gpus = Counter(str(gpu.get("name", "GPU")) for gpu in gpus_of(machine))
     versions = {name: value for name, value in (machine.get("versions") or {}).items() if value}
     return [
         str(machine.get("host")),
         f"{cpu.get('model') or cpu.get('architecture') or 'unknown'}, {cpu.get('num_cores_usable', '?')} cores",
         ", ".join(f"{many} × {name}" for name, many in gpus.items()) or "none",
-        size(memory["total_bytes"]) if memory.get("total_bytes") else "unknown",
+        size(total) if isinstance(total := memory.get("total_bytes"), int | float) else "unknown",
         " ".join(str(system[key]) for key in ("distribution", "architecture") if system.get(key)),
         ", ".join(f"{name} {value}" for name, value in versions.items()),
         str(machine.get("commit") or "unknown")[:12],
