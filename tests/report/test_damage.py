@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,9 @@ def test_a_value_of_another_type_is_told_or_does_no_harm(name: str, folder: Path
     other = choice.draw(st.sampled_from([one for one in OTHERS if path.suffix != ".toml" or one not in (None, [None])]))
     before = path.read_text(encoding="utf-8")
     path.write_text(changed(path, where, other), encoding="utf-8")
-    try:
+    with suppress(DeepexError):
         assert chapters(collect([folder]))
-    except DeepexError as error:
-        assert str(error)
-    finally:
-        path.write_text(before, encoding="utf-8")
+    path.write_text(before, encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,9 @@ def slow_text(found: Sequence[tuple[Run, SlowRank]]) -> str:
 
 def host_of(run: Run, rank: int) -> str:
     """Where a rank ran, as far as the record tells."""
-    alone = len(run.machines) == 1
-    return next((str(machine.get("host")) for machine in run.machines if alone or rank in (machine.get("ranks") or ())), "not known")
+    if len(run.machines) == 1:
+        return str(run.machines[0].get("host"))
+    return next((str(machine.get("host")) for machine in run.machines if rank in (machine.get("ranks") or ())), "not known")
 
 
 def _table(found: Sequence[tuple[Run, SlowRank]]) -> Table:
