@@ -163,6 +163,12 @@ def test_variability_storage_transfer_and_frameworks(studies: Path) -> None:
     bandwidth = figure(of(studies / "transfer"), "Bandwidth")
     nccl = max(row[2] for row in bandwidth.rows if "nccl" in row[0])
     assert nccl == pytest.approx(1.2e11, rel=0.15)
+    assert [view.label for view in bandwidth.views] == ["host-device", "point-to-point", "all-reduce"]
+    assert [len(view.traces) for view in bandwidth.views] == [1, 1, 2]
+    assert "nccl" in bandwidth.sentence, "the best of its kind"
+    assert "all-reduce mpi" not in bandwidth.sentence
+    lines = of(studies / "transfer")[-1].closing[0]
+    assert lines.rows[1] == ["rank-rank mpi", "1\xa0µs", "9\xa0GB/s", "20\xa0%", "as it is"]
     sections = of(studies / "frameworks")
     table = next(table for section in sections for table in section.tables if table.title == "Frameworks")
     assert [row[0] for row in table.rows] == ["deepex", "pytorch-ddp", "lightning", "jax", "keras"]
@@ -181,6 +187,38 @@ def test_the_fastest_is_held_against_the_next_and_the_slowest(studies: Path) -> 
     assert slowest is not None
     assert 25 < float(next_[1]) < 45
     assert 2.3 < float(slowest[1]) < 2.8
+
+
+def test_ranks_that_share_cores_are_told(tmp_path: Path) -> None:
+    """96 cores to a node: no speedup survives more ranks than that."""
+    for ranks, hosts in ((1, ("a",)), (192, ("a", "b")), (128, ("a",))):
+        state = {"device": "cpu", "threads": 1}
+        write_run(tmp_path / f"{ranks}", Made(ranks=ranks, epochs=3, hosts=hosts, state=state))
+    text = summary(of(tmp_path))
+    assert "128 ranks (sharing 96 cores): " in text
+    assert "192 ranks: " in text
+
+
+def test_maps_of_threads_have_one_scale(studies: Path) -> None:
+    maps = [one for section in of(studies / "threads") for one in section.figures if "Threads × ranks" in one.title]
+    assert len(maps) > 1
+    assert len({(one.views[0].traces[0]["zmin"], one.views[0].traces[0]["zmax"]) for one in maps}) == 1
+    shortest = [min(row[-1] for row in one.rows) for one in maps]
+    assert shortest == sorted(shortest), "the best kernels come first"
+    assert shortest[0] == maps[0].views[0].traces[0]["zmin"]
+
+
+def test_what_a_phase_of_next_to_no_time_used_is_not_told(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", Made(ranks=1))
+    lines = [json.loads(text) for text in (path / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line["phases"]["sync"] = [0.0001]
+        line["usage"] = {"cpu_seconds": {name: [2 * values[0] + 0.001] for name, values in line["phases"].items()}}
+    (path / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    cores = figure(of(tmp_path), "Cores busy")
+    assert [row[0] for row in cores.rows] == ["all runs"]
+    assert "sync" not in cores.columns
+    assert column(cores, "input") == pytest.approx([2.0], rel=0.05)
 
 
 def test_two_settings_are_held_against_each_other(tmp_path: Path) -> None:

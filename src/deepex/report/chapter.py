@@ -4,6 +4,7 @@ sections = chapters(collect([Path("studies/strong")]))
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from deepex.report.collect import Collection
 from deepex.report.convergence import convergence_figures
@@ -21,11 +22,13 @@ from deepex.report.slowness import slow_section
 from deepex.report.storage import storage_figures, storage_table
 from deepex.report.summary import KINDS, heading, summary_section
 from deepex.report.threads import thread_figures
-from deepex.report.transfer import transfer_figures
+from deepex.report.transfer import transfer_figures, transfer_table
 from deepex.report.usage import usage_figures, usage_table
 from deepex.report.variability import variability_figures
 from deepex.report.weak import weak_figures
 from deepex.report.words import count
+
+_TO_TARGETS: Final = ("strong", "sync", "settings", "frameworks")  # the kinds that tell what a target takes
 
 
 def chapters(collection: Collection) -> list[Section]:
@@ -44,8 +47,9 @@ def chapters(collection: Collection) -> list[Section]:
 
 def _chapter(experiment: Experiment, gained: Sequence[Gain], *, several: bool) -> Section:
     if not experiment.runs:
-        figures = transfer_figures(experiment.measurements)
-        return Section(title=heading(experiment, several=several), lead=[_lead(experiment)], figures=figures)
+        figures, lines = transfer_figures(experiment.measurements), transfer_table(experiment.measurements)
+        closing = [lines] if lines else []
+        return Section(title=heading(experiment, several=several), lead=[_lead(experiment)], figures=figures, closing=closing)
     tables = [framework_table(experiment)] if experiment.kind == "frameworks" else []
     read = storage_table(experiment) if experiment.kind == "storage" else None
     used = usage_table(experiment)
@@ -75,8 +79,8 @@ def _figures(experiment: Experiment, gained: Sequence[Gain]) -> list[Figure]:
     figures += variability_figures(experiment) if kind == "runs" and len(experiment.runs) > 2 else []
     figures += transfer_figures(experiment.measurements)
     figures += phase_figures(experiment)
-    figures += [] if kind in ("threads", "storage") else convergence_figures(experiment)
-    return figures + drift_figures(experiment) + usage_figures(experiment)
+    learning = [] if kind in ("threads", "storage") else [*convergence_figures(experiment), *drift_figures(experiment)]
+    return figures + learning + usage_figures(experiment)
 
 
 def _lead(experiment: Experiment) -> str:
@@ -84,5 +88,7 @@ def _lead(experiment: Experiment) -> str:
     if not runs:
         return f"{count(len(experiment.measurements), 'measurement')}."
     text = f"{count(runs, 'run')} in {count(groups, 'setting')}"
+    if experiment.kind not in _TO_TARGETS:
+        return f"{text}."
     why = " (chosen afterwards: what every setting came to that learnt)" if experiment.afterwards else ""
     return text + (f"; cut-offs: {', '.join(map(str, experiment.targets))}{why}." if experiment.targets else ".")

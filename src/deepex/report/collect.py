@@ -71,6 +71,18 @@ class Run:
         return any(sum(values) > 0 for values in self.steady[-1].phases.values())
 
     @property
+    def shared_cores(self) -> int | None:
+        """How many cores a node has for its ranks, where they computed on more threads than that."""
+        if self.state.get("device") != "cpu":
+            return None
+        for machine in self.machines:
+            cores, ranks = (machine.get("cpu") or {}).get("num_cores_usable"), machine.get("ranks")
+            here = len(ranks) if isinstance(ranks, list) else self.ranks
+            if isinstance(cores, int) and here * int(self.state.get("threads") or 1) > cores:
+                return cores
+        return None
+
+    @property
     def measured(self) -> bool:
         """Whether no epoch was predicted."""
         return all(epoch.measured for epoch in self.epochs)

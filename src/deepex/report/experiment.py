@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from deepex.record import Target
 from deepex.report.collect import Collection, Run, Study
-from deepex.report.words import value_text
+from deepex.report.words import count, value_text
 from deepex.speedup.target import common_target
 
 # What may differ between repeats: chance, what is done with the result, and how long.
@@ -48,6 +48,12 @@ class Group:
     def measured(self) -> bool:
         """Whether no time was predicted."""
         return all(run.measured for run in self.runs)
+
+    @property
+    def sharing(self) -> str:
+        """` (sharing 2 cores)` where ranks did, which no speedup survives; else nothing."""
+        cores = next((found for run in self.runs if (found := run.shared_cores) is not None), None)
+        return f" (sharing {count(cores, 'core')})" if cores else ""
 
     def seconds_to(self, target: Target) -> list[list[float]] | None:
         """Seconds to a target, t · N, for each steady epoch by repeat; None unless every repeat reached it."""

@@ -57,7 +57,7 @@ def gain_text(gain: Gain) -> str:
     """`4 ranks: 2.9 times as fast per epoch as 1 (2.7 to 3.1; 3 repeats), efficiency 72 %; learning speedup …`."""
     per_epoch = gain.per_epoch
     head = f"{gain.ladder}, " if gain.ladder else ""
-    head += f"{count(gain.group.ranks, 'rank')}{'' if gain.measured else ' (predicted)'}: "
+    head += f"{count(gain.group.ranks, 'rank')}{gain.group.sharing if gain.measured else ' (predicted)'}: "
     if per_epoch.low <= 1 <= per_epoch.high and per_epoch.low < per_epoch.high:
         text = f"no difference shown to {gain.base.ranks} per epoch (ratio {number(per_epoch.low)} to {number(per_epoch.high)})"
     else:

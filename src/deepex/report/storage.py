@@ -88,9 +88,10 @@ def _lost(groups: list[Group]) -> Figure:
     later = [median(_share(run.steady) for run in group.runs) for group in groups]
     rows = [Bars(name="first epoch", values=first), Bars(name="steady epochs", values=later, series=1)]
     view, height = bar_view(labels, rows, axis="share of the time", form=".1~%")
-    worst = max(range(len(groups)), key=later.__getitem__)
+    worst, least = (choose(range(len(groups)), key=later.__getitem__) for choose in (max, min))
     sentence = (
-        f"Input costs most with {labels[worst]}: {share(first[worst])} of the first epoch and {share(later[worst])} of steady ones."
+        f"Steady epochs lose most to input with {labels[worst]}, {share(later[worst])} of their time (its first epoch "
+        f"{share(first[worst])}), and least with {labels[least]}, {share(later[least])}."
     )
     return Figure(
         title="Share of the time lost to input",

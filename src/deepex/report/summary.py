@@ -13,6 +13,7 @@ from deepex.report.figure import MOST_LINES, Section, Table
 from deepex.report.frontier import best_setting
 from deepex.report.gain import Gain, gain_text
 from deepex.report.settings import against, fastest
+from deepex.report.storage import storage_figures
 from deepex.report.threads import thread_figures
 from deepex.report.transfer import transfer_figures
 from deepex.report.weak import weak_efficiency
@@ -86,6 +87,8 @@ def verdicts(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
         return [figure.sentence for figure in thread_figures(experiment)][:_MOST]
     if experiment.kind == "weak":
         return _weak(experiment)
+    if experiment.kind == "storage" and len(experiment.groups) > 1:
+        return [fastest(experiment.groups), *(figure.sentence for figure in storage_figures(experiment)[1:])]
     texts = [gain_text(gain) for gain in gained[:_MOST]]
     if len(gained) > _MOST:
         texts.append(f"{len(gained) - _MOST} more are in the figures' tables.")
@@ -101,9 +104,8 @@ def _weak(experiment: Experiment) -> list[str]:
     texts = []
     for group in rest:
         kept = weak_efficiency(base, group)
-        texts.append(
-            f"{group.label}: {share(kept.value)} of the rate per rank of {count(base.ranks, 'rank')} {within(kept, as_share=True)}."
-        )
+        rate = f"{share(kept.value)} of the rate per rank of {count(base.ranks, 'rank')}"
+        texts.append(f"{group.label}{group.sharing}: {rate} {within(kept, share)}.")
     return texts
 
 
@@ -121,7 +123,7 @@ def _times(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
         part = "validation" if held else "training"
         ends = f"{score_text(experiment.measure, value)}{' in the median' if len(last) > 1 else ''}"
         text = (
-            f"{count(group.ranks, 'rank')}: an epoch takes {seconds(time.value)} {within(time)}; "
+            f"{count(group.ranks, 'rank')}: an epoch takes {seconds(time.value)} {within(time, seconds)}; "
             f"the {part} {experiment.measure} ends at {ends} after {count(last[0].epoch, 'epoch')}."
         )
         return [text]

@@ -8,7 +8,7 @@ from statistics import median
 
 from deepex.report.experiment import Experiment, Group
 from deepex.report.figure import Figure, View, axes, categories, plain
-from deepex.report.words import count, number, within
+from deepex.report.words import count, number, seconds, within
 from deepex.speedup.statistics import middle, ratio
 
 
@@ -21,7 +21,8 @@ def thread_figures(experiment: Experiment) -> list[Figure]:
     if len(groups) < 2:
         return []
     best = min(groups, key=_seconds)
-    return [_map(name, members, best, groups) for name, members in kernels.items()]
+    ordered = sorted(kernels.items(), key=lambda item: min(map(_seconds, item[1])))
+    return [_map(name, members, best, groups) for name, members in ordered]
 
 
 def _map(name: str, groups: Sequence[Group], best: Group, everyone: Sequence[Group]) -> Figure:
@@ -38,6 +39,8 @@ def _map(name: str, groups: Sequence[Group], best: Group, everyone: Sequence[Gro
         "text": [["" if value is None else number(value) for value in row] for row in grid],
         "texttemplate": "%{text}",
         "hovertemplate": "%{x} threads × %{y} ranks: %{z:.3g} s<extra></extra>",
+        "zmin": _seconds(best),  # as in the other maps, so that colours can be compared
+        "zmax": max(map(_seconds, everyone)),
         "colorbar": {"title": {"text": "s"}, "thickness": 12},
         "meta": {"role": "heat"},
     }
@@ -55,11 +58,11 @@ def _map(name: str, groups: Sequence[Group], best: Group, everyone: Sequence[Gro
     rest = (
         f"It is the best of all {len(everyone)} settings."
         if here is best
-        else f"The best of all, {_kernels(best)} with {_words(best)}, is {number(gained.value)} times as fast {within(gained)}."
+        else f"The best of all settings is {number(gained.value)} times as fast {within(gained)}."
     )
     title = f"Threads × ranks{': ' + name if name else ''}"
     head = f"{name[:1].upper()}{name[1:]}: " if name else ""
-    sentence = f"{head}{_words(here)} give the shortest epoch, {number(least.value)} s {within(least)}. {rest}"
+    sentence = f"{head}the shortest epoch is {seconds(least.value)} {within(least, seconds)}, with {_words(here)}. {rest}"
     return Figure(
         title=title,
         sentence=sentence,
@@ -81,7 +84,8 @@ def _kernels(group: Group) -> str:
 
 
 def _words(group: Group) -> str:
-    return f"{count(int(group.varied['threads']), 'thread')} on each of {count(group.ranks, 'rank')}"
+    threads = count(int(group.varied["threads"]), "thread")
+    return f"{threads} on one rank" if group.ranks == 1 else f"{threads} on each of {group.ranks:,} ranks"
 
 
 def _seconds(group: Group) -> float:

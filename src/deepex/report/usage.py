@@ -26,6 +26,7 @@ _BYTES: Final = {
     "joules": "energy per epoch",
 }
 _MOST: Final = 6
+_LEAST_SHARE: Final = 0.002  # of the time that a phase must take
 
 
 def usage_figures(experiment: Experiment) -> list[Figure]:
@@ -55,7 +56,8 @@ def usage_table(experiment: Experiment) -> Table | None:
 def utilisation(epochs: Iterable[EpochRecord], resource: str) -> dict[str, float]:
     """Used seconds over seconds passed, all ranks together, for each phase; `epoch` where it cannot be told by phase.
 
-    To an epoch belongs its validation then, which is sampled with it.
+    To an epoch belongs its validation then, which is sampled with it. A phase that takes next to no time is left out: what it used
+    cannot be told from what its neighbours did.
     """
     used: dict[str, float] = {}
     passed: dict[str, float] = {}
@@ -64,7 +66,8 @@ def utilisation(epochs: Iterable[EpochRecord], resource: str) -> dict[str, float
             if phase in epoch.phases or phase == "epoch":
                 used[phase] = used.get(phase, 0.0) + sum(values)
                 passed[phase] = passed.get(phase, 0.0) + (_whole(epoch) if phase == "epoch" else sum(epoch.phases[phase]))
-    return {phase: used[phase] / passed[phase] for phase in used if passed[phase] > 0}
+    least = _LEAST_SHARE * sum(passed.values())
+    return {phase: used[phase] / passed[phase] for phase in used if passed[phase] > least}
 
 
 def _whole(epoch: EpochRecord) -> float:

@@ -47,7 +47,7 @@ def _efficiency(rungs: Sequence[Group]) -> Figure:
     last = values[-1]
     sentence = (
         f"With equal work for each rank, {count(ranks[-1], 'rank')} keep {share(last.value)} of the rate of {ranks[0]} "
-        f"{within(last, as_share=True)}."
+        f"{within(last, share)}."
     )
     layout = axes("ranks", "weak efficiency", xaxis=rank_axis(ranks), yaxis={"tickformat": ".0%", "rangemode": "tozero"})
     return Figure(

@@ -4,7 +4,7 @@ r"""Numbers as a reader wants them, and sentences made of them.
 ('12.3\xa0ms', '72\xa0%', '1,200 runs')
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from deepex.speedup.statistics import Interval, verdict
@@ -58,12 +58,11 @@ def count(many: int, what: str, plural: str = "") -> str:
     return f"{many:,} {what if many == 1 else plural or what + 's'}"
 
 
-def within(gained: Interval, *, repeats: bool = True, as_share: bool = False) -> str:
+def within(gained: Interval, form: Callable[[float], str] = number, *, repeats: bool = True) -> str:
     """The bounds of an interval and on how many repeats they rest: `(2.7 to 3.1; 3 repeats)`."""
     if gained.low == gained.high:
         return "(one value: no interval)"
     rests = "; 1 run, over its epochs" if gained.repeats == 1 else f"; {gained.repeats} repeats"
-    form = share if as_share else number
     return f"({form(gained.low)} to {form(gained.high)}{rests if repeats else ''})"
 
 

@@ -9,22 +9,21 @@ better evidence, and is never replaced.
 
 import math
 from collections.abc import Sequence
-from statistics import median
 from typing import Final
 
 from deepex.record import EpochRecord
 
-_LEARNT: Final = 1.5  # a setting that came to more than so many times the best one's value did not learn
+_LEARNT: Final = 1.5  # a setting with a run that came to more than so many times the best one's value did not learn
 
 
 def common_target(settings: Sequence[Sequence[Sequence[EpochRecord]]]) -> str | None:
-    """The least value, rounded up to two digits, that the median run of each setting reached; None if there is none."""
+    """The least value, rounded up to two digits, that every run of each setting reached; None if there is none."""
     epochs = [epoch for runs in settings for run in runs for epoch in run]
     if not epochs:
         return None
     part = "validation" if all(epoch.validation is not None for epoch in epochs) else "train"
     measure = "error" if epochs[0].train.error is not None else "rmse"
-    came_to = [median(_least(run, part, measure) for run in runs) for runs in settings if runs]
+    came_to = [max(_least(run, part, measure) for run in runs) for runs in settings if runs]
     learnt = [value for value in came_to if value <= _LEARNT * min(came_to)]
     value = max(learnt)
     return f"{part} {measure} <= {_rounded_up(value)}" if math.isfinite(value) else None

@@ -48,7 +48,7 @@ def memory(ranks: int = 1) -> Probe:
         return lambda: target.copy_(source)
 
     path = "memory" if ranks == 1 else f"memory, {ranks} ranks at once"
-    return Probe(path=path, kind="memory", make=make, note=f"{torch.get_num_threads()} threads; a byte is read and written")
+    return Probe(path=path, kind="memory", make=make, note=f"{torch.get_num_threads()} thread(s); a byte is read and written")
 
 
 def ping_pong(kind: str, pair: tuple[int, int], *, device: torch.device, note: str) -> Probe:
