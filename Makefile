@@ -35,7 +35,7 @@ test: $(READY) browser
 # Reports are tested in a browser.
 browser:
 	@if command -v chromium > /dev/null; then :; \
-	elif test "$$(id -u)" = 0; then apt-get install -y --no-install-recommends chromium; \
+	elif test "$$(id -u)" = 0; then apt-get update -q && apt-get install -y --no-install-recommends chromium; \
 	else echo "the tests of reports need Chromium and will fail without it: sudo apt-get install chromium"; fi
 
 quick: $(READY)

@@ -52,50 +52,49 @@ def test_a_study_runs_goes_on_and_says_what_failed(make_data: MakeData, tmp_path
     assert {path: path.stat().st_mtime_ns for path in before} == before, "what had finished is not run again"
 
 
-@pytest.mark.slow
-def test_an_interrupted_study_goes_on_from_the_checkpoint(make_data: MakeData, tmp_path: Path) -> None:
+def begin(tmp_path: Path, *keys: str) -> tuple[list[str], subprocess.Popen[str], RunDirectory]:
+    """A study of two runs of six epochs, whose first has done an epoch: its command, to go on with, its process, and that run."""
     command = [sys.executable, "-m", "deepex", "study", "strong", "fashion", "--ranks", "1,2", "--repeats", "1", "--out", "study"]
-    keys = (f"data={make_data(512)}", "batch=16", "sync.period=1", "validate=none", "target=loss <= 0")
+    keys = (*keys, "batch=16", "validate=none", "target=loss <= 0")
     command += [word for key in keys for word in ("--set", key)] + ["--epochs", "6"]
     began = subprocess.Popen(command, cwd=tmp_path, env=rank_environ(), stdout=subprocess.PIPE, text=True)
-    record = tmp_path / "study/runs/ranks-1_repeat-1/epochs.jsonl"
-    while not record.exists():
+    run = RunDirectory(tmp_path / "study/runs/ranks-1_repeat-1")
+    while not (run.path / "epochs.jsonl").exists():
         assert began.poll() is None, "it ended before its first epoch did"
         sleep(0.01)
-    began.send_signal(signal.SIGINT)
-    said, _ = began.communicate(timeout=HANGS)
-    assert (began.returncode, "stopped by SIGINT; the same command goes on" in said) == (0, True)
-    run = RunDirectory.open(record.parent)
-    assert run.state["status"] == "stopped"
-    done = len(run.epochs())
-    assert 1 <= done < 6
+    return command, began, run
+
+
+def go_on(command: list[str], tmp_path: Path) -> None:
     again = subprocess.run(command, cwd=tmp_path, env=rank_environ(), capture_output=True, text=True, timeout=HANGS, check=False)
     assert again.returncode == 0, again.stderr
-    assert run.state["resumed"] == [1]
-    assert [epoch.epoch for epoch in run.epochs()] == [1, 2, 3, 4, 5, 6]
     assert StudyDirectory.open(tmp_path / "study").state["status"] == "finished"
 
 
 @pytest.mark.slow
+def test_an_interrupted_study_goes_on_from_the_checkpoint(make_data: MakeData, tmp_path: Path) -> None:
+    command, began, run = begin(tmp_path, f"data={make_data(512)}", "sync.period=1")
+    began.send_signal(signal.SIGINT)
+    said, _ = began.communicate(timeout=HANGS)
+    assert (began.returncode, "stopped by SIGINT; the same command goes on" in said) == (0, True)
+    assert run.state["status"] == "stopped"
+    assert 1 <= len(run.epochs()) < 6
+    go_on(command, tmp_path)
+    assert run.state["resumed"] == [1]
+    assert [epoch.epoch for epoch in run.epochs()] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
 def test_a_study_that_was_killed_goes_on_with_the_run_that_it_left_at_work(make_data: MakeData, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "deepex", "study", "strong", "fashion", "--ranks", "1,2", "--repeats", "1", "--out", "study"]
-    keys = (f"data={make_data(2048)}", "batch=16", "validate=none", "optim.rate=0.001", "target=loss <= 0")
-    command += [word for key in keys for word in ("--set", key)] + ["--epochs", "6"]
-    began = subprocess.Popen(command, cwd=tmp_path, env=rank_environ(), stdout=subprocess.PIPE, text=True)
-    record = tmp_path / "study/runs/ranks-1_repeat-1/epochs.jsonl"
-    while not record.exists():
-        assert began.poll() is None, "it ended before its first epoch did"
-        sleep(0.01)
+    command, began, run = begin(tmp_path, f"data={make_data(2048)}", "optim.rate=0.001")
     began.kill()
     began.communicate()
-    assert is_held(record.parent), "the run trains on: else this tests nothing"
-    again = subprocess.run(command, cwd=tmp_path, env=rank_environ(), capture_output=True, text=True, timeout=HANGS, check=False)
-    assert again.returncode == 0, again.stderr
-    run = RunDirectory.open(record.parent)
+    assert is_held(run.path), "the run trains on: else this tests nothing"
+    go_on(command, tmp_path)
     assert run.state["status"] == "finished"
     assert "resumed" not in run.state
     assert [epoch.epoch for epoch in run.epochs()] == [1, 2, 3, 4, 5, 6]
-    assert not is_held(record.parent)
+    assert not is_held(run.path)
 
 
 @pytest.mark.slow
