@@ -58,7 +58,8 @@ def main(report: Path, folder: Path) -> None:
 
 
 def _open(browser: Browser, address: str, width: int, height: int, scheme: str) -> Page:
-    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
+    size = {"width": width, "height": height}
+    page = browser.new_page(viewport=size, color_scheme=scheme, reduced_motion="reduce", bypass_csp=True)  # so that it can be asked
     page.goto(address)
     page.wait_for_function("window.Plotly !== undefined")
     return page

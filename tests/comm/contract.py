@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from deepex.comm import Communicator, as_communicator, connect
+from deepex.comm.mpi import start_mpi
 from deepex.comm.nodes import describe_nodes
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import CommError
@@ -340,6 +341,8 @@ def _gloo_threads() -> list[str]:
 
 
 if __name__ == "__main__":
+    if "mpi" in sys.argv:  # with just this thread level: `connect` asks for more where ranks share cores
+        start_mpi(sys.argv[1])
     for each in sys.argv[2:]:
         name, _, ranks = each.partition(":")
         main(name, int(ranks) if ranks else None, sys.argv[1])

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from deepex.comm import Communicator, Place, as_communicator, choose, connect
-from deepex.comm.selection import KINDS
+from deepex.comm.selection import KINDS, shares_cores
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError, UnknownName
-from tests.mpi import rank_environ
+from tests.mpi import rank_environ, run_ranks
 
 ONE = Place()
 FOUR = Place(rank=1, size=4, local_rank=1, local_size=4, launcher="mpich")  # on one node
@@ -85,6 +85,32 @@ def test_a_process_that_nobody_launched_gets_a_communicator_of_one() -> None:
 def test_connect_refuses_what_choose_refuses() -> None:
     with pytest.raises(ConfigError, match="nccl"):
         connect("nccl", device="cpu", environ={})
+
+
+@pytest.mark.parametrize(
+    ("logical", "limit", "shared"), [(4, None, False), (3, None, True), (64, 2, True), (64, 4, False), (None, None, False)]
+)
+def test_ranks_share_cores_where_there_are_fewer(
+    logical: int | None, limit: int | None, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = {"num_cores_logical": logical, "num_cores_limit": limit, "num_cores_usable": 1}
+    monkeypatch.setattr("deepex.comm.selection.describe_cpu", lambda: cpu)
+    assert shares_cores(FOUR) == shared
+
+
+@pytest.mark.parametrize(("cores", "level"), [(1, "MULTIPLE"), (2, "FUNNELED")])
+def test_ranks_that_share_cores_wait_without_holding_them(cores: int, level: str) -> None:
+    """Which MPICH does where several threads may call it."""
+    program = f"""
+import deepex.comm.selection as selection
+selection.describe_cpu = lambda: {{"num_cores_logical": {cores}, "num_cores_limit": None}}
+comm = selection.connect("mpi")
+from mpi4py import MPI
+print(MPI.Query_thread() == MPI.THREAD_{level})
+"""
+    done = run_ranks(2, "-c", program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "True"]
 
 
 # In a process of its own, because MPI starts once in each and stays.

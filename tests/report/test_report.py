@@ -19,6 +19,7 @@ from deepex.report.experiment import Experiment, experiments
 from deepex.report.figure import Figure, Section, plain, quantile, thin
 from deepex.report.page import safe_json, slug
 from deepex.report.words import number, seconds, share, size
+from deepex.speedup.statistics import Interval
 from tests.report.conftest import HOSTILE
 from tests.report.records import SHARES, Made, storage, strong, write_run
 
@@ -219,6 +220,19 @@ def test_what_a_phase_of_next_to_no_time_used_is_not_told(tmp_path: Path) -> Non
     assert [row[0] for row in cores.rows] == ["all runs"]
     assert "sync" not in cores.columns
     assert column(cores, "input") == pytest.approx([2.0], rel=0.05)
+
+
+def test_of_very_many_bars_some_are_drawn_and_the_axis_says_so() -> None:
+    """A browser took a minute to draw a thousand, with their names."""
+    names = [f"rate {at}" for at in range(1000)]
+    found = [Interval(value=float(at), low=at - 1.0, high=at + 1.0, repeats=3) for at in range(1000)]
+    view, height = bar_view(names, [Bars(name="", values=[one.value for one in found], intervals=found)], axis="joules")
+    (trace,) = view.traces
+    assert (trace["x"][0], trace["x"][-1]) == (0.0, 999.0)
+    assert [len(trace[key]) for key in ("x", "y", "customdata")] == [40, 40, 40]
+    assert len(trace["error_x"]["array"]) == 40
+    assert "40 of 1,000 are drawn" in view.layout["xaxis"]["title"]["text"]
+    assert height <= 1100
 
 
 def test_two_settings_are_held_against_each_other(tmp_path: Path) -> None:

@@ -4,14 +4,15 @@ view, height = bar_view(["a", "b"], [Bars(name="steady", values=[1.0, 2.0])], ax
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from deepex.report.figure import Trace, View, axes, plain
+from deepex.report.figure import Trace, View, axes, plain, thin
 from deepex.speedup.statistics import Interval
 
 _LONG: Final = 16  # letters of the longest name that still stands below a bar
 _MANY: Final = 12
+_MOST: Final = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,11 @@ class Bars:
     values: Sequence[float | None]
     intervals: Sequence[Interval] | None = None
     series: int = 0
+
+    def thinned(self, most: int) -> "Bars":
+        """At most `most` of them, evenly."""
+        intervals = thin(self.intervals, most) if self.intervals is not None else None
+        return replace(self, values=thin(self.values, most), intervals=intervals)
 
 
 def bar_view(
@@ -36,7 +42,13 @@ def bar_view(
     points: bool = False,
     label: str = "",
 ) -> tuple[View, int]:
-    """The view and how high it should be. `form` is the number format of hover and axis, `points` draws marks for bars."""
+    """The view and how high it should be. `form` is the number format of hover and axis, `points` draws marks for bars.
+
+    Of more names than can be told apart some are drawn, evenly, and the axis says so: a browser takes a minute for a thousand.
+    """
+    if len(labels) > _MOST and not stack:
+        axis = f"{axis} ({_MOST} of {len(labels):,} are drawn; the table has all)"
+        labels, rows = thin(labels, _MOST), [one.thinned(_MOST) for one in rows]
     numbers = len(labels) > _MANY and all(one.isdigit() for one in labels)
     lying = not numbers and (max(map(len, labels)) > _LONG or len(labels) > _MANY)
     shown = [_broken(one) if lying else plain(one) for one in labels]
