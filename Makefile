@@ -59,7 +59,7 @@ check: $(READY)
 	$(BIN)/python -m pytest tests/test_architecture.py
 
 bench: $(READY)
-	for name in startup one_rank sampling two_ranks one_sync memory packing feeds feed_memory sync_peers; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in startup one_rank sampling two_ranks one_sync memory packing feeds feed_memory sync_peers report; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 bench-gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The studies of the worked example, report.html: every kind, on a machine of two cores, in about 25 minutes.
+# The studies of the worked example, report.html: every kind, on a machine of two cores, in about half an hour.
 # Run it in an empty folder, with deepex[peers] installed and nothing else running.
 set -e
 mkdir -p disk
