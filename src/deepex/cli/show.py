@@ -105,6 +105,9 @@ def print_phases(console: Any, epochs: Sequence[EpochRecord]) -> None:
     """Seconds per epoch in each phase: mean over ranks and epochs, the slowest rank, the share; with the paper's names."""
     from rich.table import Table
 
+    if not any(epoch.has_phases for epoch in epochs):
+        console.print("phases are not told apart: this framework runs them into one another")
+        return
     steady = [epoch for epoch in epochs if epoch.epoch > 1 and not epoch.partial] or list(epochs)
     count = len(steady)
     wall = sum(sum(epoch.wall) / len(epoch.wall) for epoch in steady) / count
@@ -184,16 +187,19 @@ def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
         for epoch in shown
     ]
     _print_table(console, "convergence", ("epoch", "loss", measure, f"validation {measure}", "rate", "img/s"), rows)
+    phases = PHASES if any(epoch.has_phases for epoch in epochs) else ()
     times = [
         (
             _number(epoch),
-            *(f"{epoch.phase_seconds(name):.3f}" for name in PHASES),
+            *(f"{epoch.phase_seconds(name):.3f}" for name in phases),
             f"{epoch.seconds:.3f}",
             str(epoch.syncs),
         )
         for epoch in shown
     ]
-    _print_table(console, "seconds per phase, mean of ranks", ("epoch", *PHASES, "epoch takes", "syncs"), times)
+    _print_table(
+        console, f"seconds per {'phase, mean of ranks' if phases else 'epoch'}", ("epoch", *phases, "epoch takes", "syncs"), times
+    )
     met = [
         (_number(epoch), str(epoch.syncs), f"{epoch.drift['all']:.2%}", f"{epoch.moved['all']:.2%}", epoch.period)
         for epoch in shown

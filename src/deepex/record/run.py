@@ -93,6 +93,11 @@ class EpochRecord:
         return sum(sum(self.phases[name]) / len(self.phases[name]) for name in names)
 
     @property
+    def has_phases(self) -> bool:
+        """False for an epoch of which the time as a whole is known alone, as of another framework."""
+        return any(any(values) for values in self.phases.values())
+
+    @property
     def ranks(self) -> int:
         """How many ranks the epoch ran on."""
         return len(self.wall)

@@ -68,7 +68,7 @@ class Run:
     @property
     def has_phases(self) -> bool:
         """False for a peer, whose record has times of whole epochs alone."""
-        return any(sum(values) > 0 for values in self.steady[-1].phases.values())
+        return self.steady[-1].has_phases
 
     @property
     def shared_cores(self) -> int | None:
