@@ -240,6 +240,7 @@ def test_two_settings_are_held_against_each_other(tmp_path: Path) -> None:
         write_run(tmp_path / f"{rate}", Made(work=work, config={"optim": {"rate": rate}}))
     assert "optim.rate 0.2 has the shortest epoch of 2" in summary(of(tmp_path))
     assert "against optim.rate 0.1, the other: " in summary(of(tmp_path))
+    assert "; 1 run, over its epochs)" in summary(of(tmp_path))
 
 
 def test_storage_tells_what_was_in_the_cache_before(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from deepex.speedup.statistics import Interval, verdict
 
 _SPACE = "\u00a0"  # which keeps a number and its unit on one line
 _TIMES = ((1e-6, "µs", 1e-3), (1e-3, "ms", 1.0), (1.0, "s", 600.0), (60.0, "min", 36_000.0), (3600.0, "h", float("inf")))
+_ONCE = "; 1 run, over its epochs"
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -47,10 +48,11 @@ def share(value: float) -> str:
 
 
 def fast(gained: Interval) -> str:
-    """What a ratio (base over the other) shows: a percentage, or from twice on how many times."""
+    """What a ratio (base over the other) shows: a percentage, or from twice on how many times. Of one run each it says so."""
+    text = f"{number(gained.value)} times as fast ({number(gained.low)} to {number(gained.high)})"
     if gained.low < 2:
-        return verdict(gained).replace(" %", f"{_SPACE}%")
-    return f"{number(gained.value)} times as fast ({number(gained.low)} to {number(gained.high)})"
+        text = verdict(gained).replace(" %", f"{_SPACE}%")
+    return f"{text[:-1]}{_ONCE})" if gained.repeats == 1 and text.endswith(")") else text
 
 
 def count(many: int, what: str, plural: str = "") -> str:
@@ -62,7 +64,7 @@ def within(gained: Interval, form: Callable[[float], str] = number, *, repeats: 
     """The bounds of an interval and on how many repeats they rest: `(2.7 to 3.1; 3 repeats)`."""
     if gained.low == gained.high:
         return "(one value: no interval)"
-    rests = "; 1 run, over its epochs" if gained.repeats == 1 else f"; {gained.repeats} repeats"
+    rests = _ONCE if gained.repeats == 1 else f"; {gained.repeats} repeats"
     return f"({form(gained.low)} to {form(gained.high)}{rests if repeats else ''})"
 
 
