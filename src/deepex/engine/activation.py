@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import nn
 
+from deepex.engine.mode import begin_training
+
 _IMAGES: Final = 2  # one is too few for batch norm
 _THREADS: Final = 4  # several ranks of a node may be here at once
 
@@ -66,7 +68,7 @@ def _twin(network: nn.Module) -> nn.Module:
     same: dict[int, object] = {
         id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in network.parameters()
     }  # nobody updates them here
-    return copy.deepcopy(network, same).train()
+    return begin_training(copy.deepcopy(network, same))
 
 
 def _saved_bytes(network: nn.Module, images: torch.Tensor) -> int:

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from deepex.engine.mode import begin_training
 from deepex.engine.objective import Objective
 
 _TRIAL_SECONDS: Final = 4.0
@@ -58,7 +59,7 @@ class _Trial:
         same = {
             id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in network.parameters()
         }  # nobody updates them here
-        self._network: nn.Module = copy.deepcopy(network, same).train()
+        self._network: nn.Module = begin_training(copy.deepcopy(network, same))
         for parameter in self._network.parameters():
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=order)

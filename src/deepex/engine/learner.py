@@ -27,6 +27,7 @@ from deepex.engine.arena import Arena
 from deepex.engine.choose import make_runner
 from deepex.engine.counters import Counters
 from deepex.engine.job import Job
+from deepex.engine.mode import begin_training
 from deepex.engine.objective import make_objective
 from deepex.engine.optim import Optimiser, coasting
 from deepex.engine.rate import Schedule
@@ -62,7 +63,7 @@ class Learner:
     def __init__(self, job: Job, comm: Communicator, clock: PhaseClock | None = None) -> None:
         config, manifest = job.config, job.dataset.manifest
         self.job, self._comm = job, comm
-        self._shards, self.network = job.shards, job.network.train()
+        self._shards, self.network = job.shards, begin_training(job.network)
         per_rank = job.replicas // comm.size
         self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
         _check_network(job.network, job.replicas)
