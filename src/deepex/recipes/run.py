@@ -70,7 +70,7 @@ def _train(
     config: RunConfig, comm: Communicator, path: Path, held: ExitStack, *, reason: str, resume: bool, watcher: Watcher
 ) -> RunDirectory:
     run = RunDirectory(path)
-    tally.take()  # what the process read before is no part of the run
+    held.enter_context(tally.counting())  # what else the process reads is no part of the run
     if resume:
         together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))
     checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
