@@ -193,7 +193,6 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
     """What was chosen for a run, and why: the facts of run.json that the configuration does not hold."""
     parameters = sum(parameter.numel() for parameter in job.network.parameters())
     manifest = job.dataset.manifest
-    kept = {"scale": list(manifest.scale), "mean": list(manifest.mean), "deviation": list(manifest.deviation), **manifest.source}
     return {
         "ranks": comm.size,
         "nodes": comm.place.num_nodes,
@@ -207,7 +206,24 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
         "network": {"name": job.config.net, "parameters": parameters},
         "dataset": {"name": manifest.name, "digest": manifest.digest},
         "samples": {name: part.count for name, part in manifest.parts.items()} | {"train": job.shards.count},
-        **({"data": kept} if manifest.order == "dealt" else {}),  # a packed dataset keeps its own manifest
+        "data": _what_the_network_saw(job),
+    }
+
+
+def _what_the_network_saw(job: Job) -> dict[str, Any]:
+    """What a trained network needs of its dataset: how raw values became its input, and what its outputs stand for.
+
+    A pixel is scaled from `scale` to 0…1. If it is `standardised`, `mean` is then subtracted, and the rest divided by `deviation`.
+    """
+    manifest = job.dataset.manifest
+    return {
+        "shape": list(job.input_shape),
+        "classes": list(manifest.classes),
+        "scale": list(manifest.scale),
+        "mean": list(manifest.mean),
+        "deviation": list(manifest.deviation),
+        "standardised": make_objective(job.config.objective).standardise,
+        **(manifest.source if manifest.order == "dealt" else {}),  # a packed dataset keeps its own manifest
     }
 
 
