@@ -100,7 +100,7 @@ class Arena:
         parameters = dict(module.named_parameters())
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         dtype = _common_dtype(chain(parameters.items(), buffers.items()))
-        self.layout = _plan(module, parameters, buffers, _moving_buffers(module), dtype, channels_last)
+        self.layout = _plan(module, parameters, buffers, dtype, channels_last)
         sizes = {
             "gradients": _extent(self.layout.weights, dtype) if gathers else 0,
             "buffers": _extent(self.layout.buffers, dtype) or _aligned(1, dtype),
@@ -252,7 +252,6 @@ def _plan(
     module: nn.Module,
     parameters: dict[str, nn.Parameter],
     buffers: dict[str, torch.Tensor],
-    moving: set[int],
     dtype: torch.dtype,
     channels_last: bool,
 ) -> Layout:
@@ -261,8 +260,9 @@ def _plan(
     trainable = {name: p for name, p in parameters.items() if p.requires_grad}
     decayed = {n: p for n, p in trainable.items() if id(p) not in norm_parameters and not n.split(".")[-1].startswith("bias")}
     undecayed = {n: p for n, p in trainable.items() if n not in decayed}
-    held = {n: b for n, b in buffers.items() if id(b) not in moving}
-    moved = {n: b for n, b in buffers.items() if n not in held}
+    moving = _moving_buffers(module)
+    moved = {n: b for n, b in buffers.items() if id(b) in moving}
+    held = {n: b for n, b in buffers.items() if n not in moved}
     frozen = {n: p for n, p in parameters.items() if n not in trainable}
     first = _slots(decayed, dtype, channels_last, 0)
     still = _slots(frozen, dtype, channels_last, 0)
