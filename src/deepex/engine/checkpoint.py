@@ -28,6 +28,7 @@ from deepex.comm import Communicator
 from deepex.engine.arena import Arena
 from deepex.errors import ConfigError, RunError
 from deepex.record.files import read_json, write_atomic, write_json
+from deepex.record.table import check_types
 from deepex.sync.agreement import State
 
 _PIECE: Final = 1 << 22  # numbers that are read at a time
@@ -43,6 +44,7 @@ class CheckpointConfig:
     keep: int = 2
 
     def __post_init__(self) -> None:
+        check_types(self, "checkpoint.")
         for name, least in (("epochs", 1), ("syncs", 0), ("keep", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"checkpoint.{name} is {getattr(self, name)}; it must be at least {least}")
