@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Final
 
 import torch
-from torch import nn
 
 from deepex.comm import Communicator
 from deepex.data.feeds.placement import make_feed
@@ -34,7 +33,6 @@ from deepex.engine.rate import Schedule
 from deepex.engine.runner import Parts
 from deepex.engine.statistics import Statistics, chooses_estimates
 from deepex.engine.step import EagerStep
-from deepex.errors import ConfigError
 from deepex.record import EpochRecord
 from deepex.record.clock import PHASES, SYNC, UPDATE, PhaseClock
 from deepex.sync import (
@@ -66,7 +64,6 @@ class Learner:
         self._shards, self.network = job.shards, begin_training(job.network)
         per_rank = job.replicas // comm.size
         self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
-        _check_network(job.network, job.replicas)
         self._updates_locally = config.sync.strategy != "gradients"
         gathers = not self._updates_locally or job.device.type != "cpu"
         self.arena = Arena(job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros)
@@ -369,14 +366,3 @@ class Learner:
         replica = self.replicas[turn.index]
         ends = -(-self._shards.size(replica) // self._shards.batch)
         return Turn(replica, turn.start, max(turn.start, min(turn.stop, ends)))
-
-
-def _check_network(network: nn.Module, replicas: int) -> None:
-    """Refuse what cannot be averaged."""
-    for name, module in network.named_modules():
-        cumulative = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None
-        if cumulative and module.track_running_stats and replicas > 1:
-            raise ConfigError(
-                f"batch norm {name!r} has momentum None (a cumulative average), and the {replicas} replicas' counters cannot be "
-                "averaged: give it a momentum, for example 0.1, or use one replica"
-            )

@@ -18,6 +18,7 @@ from deepex.engine.config import RunConfig
 from deepex.engine.job import Dataset, Job, split
 from deepex.engine.layout import choose_layout
 from deepex.engine.objective import make_objective
+from deepex.engine.trial import check_network, check_settings
 from deepex.errors import ConfigError, DataError, UnknownName
 from deepex.machine.hardware import describe_memory
 from deepex.machine.heap import give_back_heap
@@ -42,8 +43,10 @@ def make_job(config: RunConfig, comm: Communicator) -> Job:
         raise ConfigError(f"target is {config.target!r}, but {dataset.directory} has no validation part: set a target of train")
     shards = split(config, dataset, replicas)
     device = pick_device(config.device, comm.place.local_rank)
+    check_settings(config, device)
     network = build_network(config, dataset.manifest)
     _check_last_batch(config, network, dataset, shards)
+    check_network(network, config, dataset, shards, ranks=comm.size)
     config, sync_reason = _settle_sync(config, network, dataset, shards, per_rank=replicas // comm.size)
     return Job(
         config=config,

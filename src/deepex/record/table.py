@@ -52,7 +52,7 @@ def check_types(config: object, where: str = "") -> None:
 
     What `from_table` converts is converted here too: a whole number to a float, a list to a tuple, a table to its dataclass.
     """
-    hints, known = _shape(type(config))
+    hints, known = _shape(type(config))  # type: ignore[arg-type]  # a type is hashable
     for name, field in known.items():
         value, path = getattr(config, name), where + name
         _check_value(value, path)
