@@ -4,12 +4,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from deepex.data.dataset import PackedDataset
+from deepex.engine.config import RunConfig
 from deepex.errors import ConfigError
 from deepex.recipes.factory import find_factory
+from deepex.recipes.job import SAMPLES
 from deepex.recipes.network import build_network
 from tests.mpi import run_deepex
 
@@ -60,8 +64,8 @@ def said(classes) -> "Net": return None
 @pytest.fixture
 def mynet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     files = {
-        "mynet/__init__.py": MINE, "mynet/blocks.py": BLOCKS, "mynet/__main__.py": "open('ran', 'w')", "flat.py": "from mynet import Net",
-        "noisy.py": "raise SystemExit(3)", "torchless.py": PLAIN, "site-packages/installed.py": "import torch\n" + PLAIN,
+        "mynet/__init__.py": MINE, "mynet/blocks.py": BLOCKS, "mynet/__main__.py": "open('ran', 'w')",
+        "flat.py": "from mynet import Net", "noisy.py": "raise SystemExit(3)", "torchless.py": PLAIN, "site-packages/installed.py": "import torch\n" + PLAIN,
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -70,7 +74,7 @@ def mynet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     yield tmp_path
     for name in [*sys.modules]:
-        if name.split(".")[0] in {"mynet", "flat", "noisy", "torchless", "installed"}:
+        if name.split(".")[0] in {"mynet", "flat", "noisy", "torchless", "installed", "failing", "models"}:
             del sys.modules[name]
 
 
@@ -98,13 +102,12 @@ REFUSED = [
     ("torch.hub:load", "PyTorch has layers and no networks"),
     ("torch.nn:Linear", "PyTorch has layers and no networks"),
     ("torch.utils.cpp_extension:load", "PyTorch has layers and no networks"),
-    ("numpy:load", "that is _ArrayFunctionDispatcher, neither a function nor a class"),
+    ("numpy:load", "it does not say what it returns, and is not in a module of yours"),
     ("numpy.lib.format:read_array", "it does not say what it returns, and is not in a module of yours"),
     ("deepex:train", "of deepex only deepex.nets makes networks"),
     ("deepex.comm.launch:launch", "of deepex only deepex.nets makes networks"),
     ("deepex.recipes.network:build_network", "of deepex only deepex.nets makes networks"),
-    ("deepex.nets.initialise:initialise", "deepex.nets"),
-    ("mynet:system", "system comes from posix and not from mynet: name it there"),
+    ("mynet:system", "that is builtin_function_or_method, neither a function nor a class"),
     ("mynet:load", "load comes from torch.hub and not from mynet"),
     ("mynet:Linear", "Linear comes from torch.nn.modules.linear and not from mynet"),
     ("flat:Net", "Net comes from mynet and not from flat: name it there"),
@@ -165,21 +168,35 @@ def test_a_module_of_python_is_not_even_imported() -> None:
 
 def test_annotations_of_a_library_are_enough(mynet: Path) -> None:
     (mynet / "site-packages" / "models.py").write_text(
-        "from torch import nn\nclass ResNet(nn.Module): pass\ndef resnet18(*, weights=None, **options) -> ResNet: return ResNet()\n",
+        "from torch import nn\nclass ResNet(nn.Module): pass\ndef resnet18(*, weights=None, **any) -> ResNet: return ResNet()\n",
         encoding="ascii",
     )
     assert isinstance(find_factory("models:resnet18")(), torch.nn.Module)
 
 
-def test_an_error_of_a_users_function_is_told_with_its_place(mynet: Path) -> None:
-    from deepex.data.dataset import PackedDataset
-    from deepex.engine.config import RunConfig
-    from deepex.recipes.job import SAMPLES
+FAILING = """
+from torch import nn
+def net(classes):
+    raise SystemExit('no licence')
+def text(classes):
+    return "a network"
+def lazy(classes):
+    return nn.LazyLinear(classes)
+"""
 
-    (mynet / "failing.py").write_text(
-        "from torch import nn\ndef net(classes):\n    raise SystemExit('no licence')\n", encoding="ascii"
-    )
-    config = RunConfig(net="failing:net", data="sample:fashion")
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("net", {}, "called with {'classes': 10} raised SystemExit: no licence (PLACE, line 4, in net); mend it there"),
+        ("net", {"width": 3}, "raised TypeError: net() got an unexpected keyword argument 'width'; mend it there"),
+        ("text", {}, "returned str; it must return a torch.nn.Module"),
+        ("lazy", {}, "'weight' has no shape yet, as it is of a lazy layer"),
+    ],
+)
+def test_what_a_users_function_does_wrong_is_told(mynet: Path, name: str, options: dict[str, Any], said: str) -> None:
+    (mynet / "failing.py").write_text(FAILING, encoding="ascii")
+    config = RunConfig(net=f"failing:{name}", data="sample:fashion", net_options=options, init="he")
     with pytest.raises(ConfigError) as caught:
         build_network(config, PackedDataset.open(SAMPLES / "fashion").manifest)
-    assert f"raised SystemExit: no licence ({mynet / 'failing.py'}, line 3, in net); mend it there" in str(caught.value)
+    assert said.replace("PLACE", str(mynet / "failing.py")) in str(caught.value)
