@@ -65,7 +65,8 @@ def said(classes) -> "Net": return None
 def mynet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     files = {
         "mynet/__init__.py": MINE, "mynet/blocks.py": BLOCKS, "mynet/__main__.py": "open('ran', 'w')",
-        "flat.py": "from mynet import Net", "noisy.py": "raise SystemExit(3)", "torchless.py": PLAIN, "site-packages/installed.py": "import torch\n" + PLAIN,
+        "flat.py": "from mynet import Net", "noisy.py": "raise SystemExit(3)",
+        "torchless.py": PLAIN, "site-packages/installed.py": "import torch\n" + PLAIN,
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
