@@ -94,6 +94,12 @@ def dense(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
+def one_memory() -> nn.Module:
+    network = dense(nn.Linear(784, 784, bias=False), nn.Linear(784, 784, bias=False), nn.Linear(784, 10))
+    network[2].weight = nn.Parameter(network[1].weight.data)
+    return network
+
+
 def with_buffer(buffer: torch.Tensor) -> nn.Module:
     network = Changed()
     network.register_buffer("extra", buffer)
@@ -162,6 +168,7 @@ TO_CLASSIFY = "for images of shape (2, 1, 28, 28); with objective=classify it mu
         (with_buffer(torch.zeros(2, dtype=torch.float64)), "'extra' is float64; buffers of real and complex numbers must be"),
         (with_buffer(torch.zeros(2, dtype=torch.complex64)), "'extra' is complex64; buffers"),
         (with_buffer(torch.zeros(2).to_sparse()), "'extra' has the layout torch.sparse_coo"),
+        (one_memory(), "'1.weight' and '2.weight' are two parameters in the same memory, which training would part"),
         (Changed().to("meta"), "'dense.weight' is on meta; a network is built on the CPU"),
     ],
 )  # fmt: skip

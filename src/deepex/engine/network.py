@@ -28,6 +28,7 @@ def check_weights(network: nn.Module) -> None:
         complaint = _complaint(tensor, trained=name in parameters)
         if complaint is not None:
             raise ConfigError(f"the network's {name!r} {complaint}")
+    _check_ties(parameters)
     if not parameters:
         raise ConfigError("the network has no parameters: there is nothing to train; use one with weights, each an nn.Parameter")
     if not any(parameter.requires_grad for parameter in parameters.values()):
@@ -87,6 +88,18 @@ def _complaint(tensor: torch.Tensor, *, trained: bool) -> str | None:
             "had with precision=bf16"
         )
     return None
+
+
+def _check_ties(parameters: dict[str, nn.Parameter]) -> None:
+    """Refuse two parameters in one memory: each would get memory of its own, and they would part."""
+    found: dict[int, str] = {}
+    for name, parameter in parameters.items():
+        other = found.setdefault(parameter.data_ptr(), name)
+        if other != name and parameter.numel():
+            raise ConfigError(
+                f"the network's {other!r} and {name!r} are two parameters in the same memory, which training would part: use one "
+                "nn.Parameter in both places"
+            )
 
 
 def _is_theirs(file: Path) -> bool:
