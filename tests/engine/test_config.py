@@ -55,6 +55,12 @@ def test_a_value_of_the_wrong_type_is_told_with_its_key(kind: Any, values: dict[
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("rate", [10**400, float("inf"), float("nan")])
+def test_a_number_that_no_setting_can_mean_is_told_of_a_file_too(rate: float) -> None:
+    with pytest.raises(ConfigError, match=r"key 'optim\.rate' is .*; it must"):
+        from_table(RunConfig, LEAST | {"optim": {"rate": rate}})
+
+
 def test_what_a_file_may_say_may_be_said_in_python() -> None:
     config = RunConfig(**LEAST, optim=OptimConfig(rate=1, decay_epochs=[30, 60]), sync="auto", net_options={"a": [1, {"b": 2.5}]})
     assert (type(config.optim.rate), config.optim.decay_epochs, config.sync) == (float, (30.0, 60.0), SyncConfig(strategy="auto"))

@@ -181,6 +181,7 @@ def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:
 def _convert_plain(hint: Any, value: Any, path: str) -> Any:
     kind = get_origin(hint) or hint
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        _check_value(value, path)
         return float(value)
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return dict(value) if kind is dict else value
