@@ -22,6 +22,7 @@ from deepex.engine.objective import make_objective
 from deepex.engine.trial import Trial, check_network
 from deepex.errors import ConfigError
 from tests import networks
+from tests.mpi import own_lines, run_deepex
 
 MakeData = Callable[[int], Path]
 
@@ -301,3 +302,12 @@ def test_no_run_directory_is_made_for_what_cannot_be_trained(make_data: MakeData
 
 def wordy() -> nn.Module:
     return Changed(lambda output: {"out": output})
+
+
+@pytest.mark.slow
+def test_all_ranks_end_with_one_message(make_data: MakeData, tmp_path: Path) -> None:
+    sets = [f"--set={s}" for s in ("net=tests.engine.test_trial:wordy", f"data={make_data(48)}", "batch=8")]
+    done = run_deepex("train", "fashion", *sets, "--ranks", "2", "--out", str(tmp_path / "run"))
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert len(own_lines(done.stderr)) == 1
+    assert "returned a dict with the keys 'out'" in done.stderr
