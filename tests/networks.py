@@ -147,6 +147,29 @@ def batch_normed(channels: int, classes: int) -> nn.Module:
     return nn.Sequential(*(layer for layer in normed(channels, classes) if not isinstance(layer, nn.Dropout)))
 
 
+def held_norm(channels: int, classes: int) -> nn.Module:
+    """Two batch norms: the first keeps the statistics of whoever trained it before, the second has its own."""
+    network = nn.Sequential(
+        nn.Conv2d(channels, 6, 3, stride=4, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, classes),
+    )
+    nn.init.uniform_(network[1].running_mean)
+    nn.init.uniform_(network[1].running_var, 0.5, 2.0)
+    network[1].eval()
+    return network
+
+
+def evaluating(channels: int, classes: int) -> nn.Module:
+    """In evaluation mode as a whole, as libraries give what is trained already."""
+    return batch_normed(channels, classes).eval()
+
+
 class _Counting(nn.Linear):
     """Keeps a mean and a count in buffers that it replaces, rather than writes to them."""
 

@@ -47,7 +47,7 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         (["train", "fashion", "--set", "net=resnet19"], ["unknown network 'resnet19'", "resnet18"]),
         (["train", "fashion", "--set", "net=nowhere:nothing"], ["'nowhere' cannot be imported", "PYTHONPATH"]),
         (["train", "fashion", "--set", "net=tests.networks:nothing"], ["tests.networks has no function 'nothing'"]),
-        (["train", "fashion", "--set", "net=os:getcwd"], ["returned str", "torch.nn.Module"]),
+        (["train", "fashion", "--set", "net=os:getcwd"], ["os belongs to Python itself", "torch.nn.Module"]),
         (["train", "fashion", "--set", "net=alexnet"], ["28", "63"]),
         (["train", "fashion", "--set", "init=normal"], ["unknown initialiser 'normal'", "gaussian"]),
         (["train", "fashion", "--set", "data=nowhere"], ["there is no directory nowhere", "deepex data pack"]),

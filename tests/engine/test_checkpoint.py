@@ -405,7 +405,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_found(trained: tuple[RunConfig, Path])
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RunError, match="damaged: the checksum of .* does not match"):
+    with pytest.raises(RunError, match=r"damaged: the checksum of .* does not match"):
         deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
 
 

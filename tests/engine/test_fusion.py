@@ -78,6 +78,21 @@ def test_a_residual_network(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused.found["average pooling"] == 1
 
 
+def test_a_norm_in_evaluation_mode_is_computed_with_its_own_statistics() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    nn.init.uniform_(network[1].running_mean)
+    network[1].eval()
+    network = network.to(DEVICE, memory_format=torch.channels_last)
+    images = torch.randn(4, 3, 8, 8, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    plain = copy.deepcopy(network)
+    fused, _ = _fused(network)
+    assert _off(fused(images), plain(images)) < 2e-4
+    assert fused.found["batch norm + ReLU"] == 1, "the other one"
+    assert torch.equal(network[1].running_mean, plain[1].running_mean)
+    assert _off(network[4].running_mean, plain[4].running_mean) < 2e-4
+
+
 def _owned(fused: Fused) -> dict[type, list[bool | tuple[bool, bool]]]:
     """What modules of each kind may write over."""
     found = defaultdict(list)

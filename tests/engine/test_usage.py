@@ -120,9 +120,15 @@ def test_a_resumed_run_goes_on_with_its_series(make_data: MakeData, tmp_path: Pa
     assert [epoch.usage.keys() for epoch in RunDirectory(out).epochs()] == [RunDirectory(out).epochs()[0].usage.keys()] * 2
 
 
-@pytest.mark.parametrize("sampling", [-1.0, 0.001, 1e6, float("nan"), float("inf")])
-def test_an_interval_that_cannot_be_is_refused(sampling: float) -> None:
-    with pytest.raises(ConfigError, match=r"sampling is \S+; it must be from 0\.01 to 3600 seconds, or 0"):
+IN_RANGE = r"sampling is \S+; it must be from 0\.01 to 3600 seconds, or 0"
+FINITE = r"key 'sampling' is \S+; it must be a finite number"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "rule"), [(-1.0, IN_RANGE), (0.001, IN_RANGE), (1e6, IN_RANGE), (float("nan"), FINITE), (float("inf"), FINITE)]
+)
+def test_an_interval_that_cannot_be_is_refused(sampling: float, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
         RunConfig(net="lenet", data="sample:fashion", sampling=sampling)
 
 

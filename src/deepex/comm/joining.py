@@ -4,7 +4,7 @@
     joining = Joining(folder, 4, deadline_seconds(os.environ))      # the launcher
     while not joining.done():
         joining.wait(0.1)
-        problem = joining.problem(processes)  # a sentence, if one of them has vanished or never began
+        problem = joining.problem(find_processes)   # a sentence, if one of them has vanished or never began
 
 A rank that vanishes leaves the others waiting, whatever its exit code, and mpiexec does not always notice.
 """
@@ -12,7 +12,7 @@ A rank that vanishes leaves the others waiting, whatever its exit code, and mpie
 import os
 import select
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -58,6 +58,7 @@ class Joining:
         self._folder, self._ranks, self._seconds = folder, ranks, seconds
         self._poll, self._watched = select.poll(), dict[int, int]()  # a process's descriptor, and the rank that it is
         self._ended: list[int] = []
+        self._first: list[int] = []  # which ended before the others: several, if they did between two looks
         self._began: float | None = None
         self._missed: float | None = None
 
@@ -72,17 +73,18 @@ class Joining:
                 continue
             try:
                 descriptor = os.pidfd_open(process)
-            except OSError:
-                self._ended.append(rank)
+            except OSError:  # it has ended since
+                self._note_ended([rank])
                 continue
             self._watched[descriptor] = rank
             self._poll.register(descriptor, select.POLLIN)
         if not self._watched:
             sleep(seconds)
-        for descriptor, _ in self._poll.poll(1000 * seconds) if self._watched else ():
+        descriptors = [descriptor for descriptor, _ in self._poll.poll(1000 * seconds)] if self._watched else []
+        for descriptor in descriptors:
             self._poll.unregister(descriptor)
             os.close(descriptor)
-            self._ended.append(self._watched.pop(descriptor))
+        self._note_ended([self._watched.pop(descriptor) for descriptor in descriptors])
 
     def close(self) -> None:
         """Release the processes' descriptors."""
@@ -90,17 +92,18 @@ class Joining:
             os.close(descriptor)
         self._watched.clear()
 
-    def problem(self, running: Collection[int]) -> str | None:
+    def problem(self, running: Callable[[], Collection[int]]) -> str | None:
         """What keeps the ranks from each other, if anything does; empty if one of them has told it.
 
-        `running` are the processes that have not ended, noted or not.
+        `running` finds the processes that have not ended, noted or not; it is asked while some are not noted.
         """
         started = self._noted("started")
         if not started:
             return None
         self._began = self._began or monotonic()
-        late = len(started) < self._ranks and monotonic() - self._began > self._seconds
-        if not (self._ended or self._told() or late or len(running) < self._ranks):
+        absent = len(started) < self._ranks
+        late = absent and monotonic() - self._began > self._seconds
+        if not (self._ended or self._told() or late or (absent and len(running()) < self._ranks)):
             self._missed = None
             return None
         self._missed = self._missed or monotonic()
@@ -111,11 +114,15 @@ class Joining:
     def sentence(self) -> str:
         """Say which rank did not come; empty if one of them has told why."""
         absent = sorted({*range(self._ranks)} - {*self._noted("started")})
-        ranks = self._ended[:1] or absent[:8]
-        named = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
+        ranks = sorted(self._first) or absent
+        named = f"rank {' or '.join(map(str, ranks[:8]))}" if ranks else "a rank"
         how = "ended" if self._ended or not absent else "ended at once, or never began,"
         where = f"{named} on {socket.gethostname()}"
         return "" if self._told() else f"{where} {how} before the {self._ranks} ranks had found each other, and did not say why"
+
+    def _note_ended(self, ranks: list[int]) -> None:
+        self._first = self._first or ranks
+        self._ended += ranks
 
     def _told(self) -> bool:
         return (self._folder / CODE).exists()

@@ -95,7 +95,7 @@ def _join(process: subprocess.Popen[bytes], command: list[str], joining: Joining
             joining.wait(_LOOK_SECONDS)
             if process.poll() is not None:
                 return joining.sentence() if not joining.done() else None
-            problem = joining.problem(_ranks(process.pid, command))
+            problem = joining.problem(lambda: _ranks(process.pid, command))
             if problem is not None:
                 _end(process, command)
                 return problem

@@ -14,6 +14,7 @@ Nothing here loads torch.
 """
 
 import atexit
+import ctypes
 import os
 import socket
 import sys
@@ -29,6 +30,7 @@ from deepex.comm.launch import leave_code
 from deepex.comm.place import Place, find_place
 from deepex.comm.together import rebuilt
 from deepex.errors import CommError, DeepexError, FailureError
+from deepex.machine.mpi import find_function
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ def start_mpi(thread_level: str = "MULTIPLE") -> Any:
     """
     mpi = import_mpi()
     if not mpi.Is_initialized():
-        mpi.Init_thread(getattr(mpi, f"THREAD_{thread_level}"))
+        _initialise(mpi, getattr(mpi, f"THREAD_{thread_level}"))
         atexit.register(_finalize, mpi)
     if mpi.Query_thread() < mpi.THREAD_FUNNELED:
         raise CommError(
@@ -57,6 +59,17 @@ def start_mpi(thread_level: str = "MULTIPLE") -> Any:
             "before the first communicator is built"
         )
     return mpi
+
+
+def _initialise(mpi: Any, level: int) -> None:
+    """Start MPI while other threads run: it waits for the other ranks, and mpi4py would hold the interpreter meanwhile."""
+    function = find_function("MPI_Init_thread")
+    if function is None:
+        mpi.Init_thread(level)
+    elif function(None, None, ctypes.c_int(level), ctypes.byref(ctypes.c_int())) != mpi.SUCCESS:
+        raise CommError("MPI could not be initialised; its own message above says why: see `deepex doctor`")
+    for comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
+        comm.Set_errhandler(mpi.ERRORS_RETURN)  # which mpi4py makes exceptions, as it does where it starts MPI itself
 
 
 def import_mpi() -> Any:
@@ -178,7 +191,7 @@ def check_size(place: Place, seen: int) -> None:
 def deadline(awaited: str, place: Place, environ: Mapping[str, str]) -> Iterator[None]:
     """End the job with one line if what is within takes too long: some rank has not come.
 
-    A thread watches, for the rank itself may wait in a library; mpi4py and torch let it run meanwhile. It counts the time in which
+    A thread watches, for the rank itself may wait in a library. It counts the time in which
     it was let run, as a machine that starves this rank starves those it waits for.
     """
     if place.size == 1:

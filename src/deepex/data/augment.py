@@ -14,6 +14,7 @@ from typing import final
 import torch
 
 from deepex.errors import ConfigError
+from deepex.record.table import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class AugmentConfig:
     flip: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self, "augment.")
         for key, value in (("crop", self.crop), ("pad", self.pad)):
             if value < 0:
                 raise ConfigError(f"augment.{key} is {value}; it must be 0 or more pixels")

@@ -33,6 +33,7 @@ from deepex.data.source.hdf5 import Hdf5Images, open_hdf5
 from deepex.data.source.hdf5_dataset import Stored
 from deepex.data.source.layout import Layout
 from deepex.errors import ConfigError, DataError
+from deepex.record.table import check_types
 
 MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs", ".hdf")
@@ -65,6 +66,7 @@ class Hdf5Config:
     scale: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        check_types(self, "data_options.")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"data_options.validation is {self.validation}; it must be a share, at least 0 and below 1")
         if self.scale and (len(self.scale) != 2 or not self.scale[0] < self.scale[1]):

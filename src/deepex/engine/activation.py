@@ -6,12 +6,13 @@ Two images run forward through the network on the CPU, and what autograd keeps o
 arithmetic, but takes a second or two to load.) It counts float32: with bf16 a step keeps about half.
 """
 
-import copy
 import warnings
 from typing import Final
 
 import torch
 from torch import nn
+
+from deepex.engine.network import twin
 
 _IMAGES: Final = 2  # one is too few for batch norm
 _THREADS: Final = 4  # several ranks of a node may be here at once
@@ -22,7 +23,7 @@ def takes_one(network: nn.Module, shape: tuple[int, ...]) -> bool:
     with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            _twin(network)(torch.zeros(1, *shape))
+            twin(network)(torch.zeros(1, *shape))
         except ValueError as error:
             return "more than 1 value per channel" not in str(error)
         except Exception:  # noqa: BLE001 - as below
@@ -40,7 +41,7 @@ def activation_bytes(network: nn.Module, shape: tuple[int, ...], batch: int) -> 
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they come again in the first step
-            return _saved_bytes(_twin(network), torch.zeros(_IMAGES, *shape)) * batch // _IMAGES
+            return _saved_bytes(twin(network), torch.zeros(_IMAGES, *shape)) * batch // _IMAGES
     except Exception:  # noqa: BLE001 - it is somebody's network, and its first step will tell what is wrong with it
         return None
     finally:
@@ -55,18 +56,10 @@ def forward_flops(network: nn.Module, shape: tuple[int, ...]) -> float:
         warnings.simplefilter("ignore")
         try:
             with FlopCounterMode(display=False) as counter:
-                _twin(network)(torch.zeros(_IMAGES, *shape))
+                twin(network)(torch.zeros(_IMAGES, *shape))
         except Exception:  # noqa: BLE001 - as above
             return 0.0
     return float(counter.get_total_flops()) / _IMAGES
-
-
-def _twin(network: nn.Module) -> nn.Module:
-    """A copy that shares the weights."""
-    same: dict[int, object] = {
-        id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in network.parameters()
-    }  # nobody updates them here
-    return copy.deepcopy(network, same).train()
 
 
 def _saved_bytes(network: nn.Module, images: torch.Tensor) -> int:

@@ -18,8 +18,8 @@ transaction and cuDNN's vector loads all divide that); the padding between tenso
 On a CPU that syncs weights alone, the region of gradients is left out: each gradient stays in the memory that autograd made for it
 until the update has taken it. Moving them together first would cost 4 % of a step of ResNet-18, and nobody needs them in one piece.
 `buffers` are the module's floating-point buffers (batch-norm statistics), after two reserved numbers in which ranks tell each other
-that they were asked to stop, and that a replica is left out. Integer and boolean buffers (batch norm's counters) are not averaged;
-each has memory of its own.
+that they were asked to stop, and that a replica is left out. Those of a layer that is in evaluation mode stand still, among the
+frozen tensors. Integer and boolean buffers (batch norm's counters) are not averaged; each has memory of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -120,7 +120,7 @@ class Arena:
         self.model_and_momentum = self.memory[ends["gradients"] : ends["momentum"]]
         self.state = self.memory[ends["gradients"] :]
         self.num_decayed = _extent(self.layout.decayed, dtype)
-        self.num_parameters = sum(slot.count for slot in (*self.layout.weights, *self.layout.frozen))
+        self.num_parameters = sum(parameter.numel() for parameter in parameters.values())
         self.gathers, self.moves = gathers, gathers and (device.type == "cpu" if moves is None else moves)
         self.trainable = [parameters[slot.name] for slot in self.layout.weights]
         self._gradient_views = [slot.view(self.gradients) for slot in self.layout.weights] if gathers else []
@@ -219,14 +219,15 @@ class Arena:
             if self.moves:
                 weight.register_post_accumulate_grad_hook(self._receiver(index))
         self.take_back_gradients()
-        for slot in self.layout.frozen:
-            view = slot.view(self.frozen)
-            view.copy_(parameters[slot.name].data)
-            parameters[slot.name].data = view
-        for slot in self.layout.buffers:
-            view = slot.view(self.buffers)
-            view.copy_(buffers[slot.name])
-            _replace_buffer(module, buffers[slot.name], view)
+        for slots, region in ((self.layout.frozen, self.frozen), (self.layout.buffers, self.buffers)):
+            for slot in slots:
+                view = slot.view(region)
+                if slot.name in buffers:
+                    view.copy_(buffers[slot.name])
+                    _replace_buffer(module, buffers[slot.name], view)
+                else:
+                    view.copy_(parameters[slot.name].data)
+                    parameters[slot.name].data = view
         for buffer in list(module.buffers()):
             if not buffer.is_floating_point():
                 own = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)  # not a transposed or expanded view
@@ -259,15 +260,28 @@ def _plan(
     trainable = {name: p for name, p in parameters.items() if p.requires_grad}
     decayed = {n: p for n, p in trainable.items() if id(p) not in norm_parameters and not n.split(".")[-1].startswith("bias")}
     undecayed = {n: p for n, p in trainable.items() if n not in decayed}
+    moving = _moving_buffers(module)
+    moved = {n: b for n, b in buffers.items() if id(b) in moving}
+    held = {n: b for n, b in buffers.items() if n not in moved}
     frozen = {n: p for n, p in parameters.items() if n not in trainable}
     first = _slots(decayed, dtype, channels_last, 0)
+    still = _slots(frozen, dtype, channels_last, 0)
     return Layout(
         dtype=str(dtype).removeprefix("torch."),
-        buffers=_slots(buffers, dtype, False, _aligned(1, dtype)),
+        buffers=_slots(moved, dtype, False, _aligned(1, dtype)),
         decayed=first,
         undecayed=_slots(undecayed, dtype, channels_last, _extent(first, dtype)),
-        frozen=_slots(frozen, dtype, channels_last, 0),
+        frozen=(*still, *_slots(held, dtype, False, _extent(still, dtype))),
     )
+
+
+def _moving_buffers(module: nn.Module) -> set[int]:
+    """The buffers that training may change: not those of layers that are in evaluation mode while the others train.
+
+    A mean of equal numbers may differ from them in the last bit, so what stands still is not averaged.
+    """
+    training = [part for part in module.modules() if part.training or not module.training]
+    return {id(buffer) for part in training for buffer in part.buffers(recurse=False)}
 
 
 def _slots(tensors: Any, dtype: torch.dtype, channels_last: bool, start: int) -> tuple[Slot, ...]:

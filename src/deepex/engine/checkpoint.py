@@ -29,20 +29,13 @@ from deepex.engine.arena import Arena
 from deepex.engine.tensors import read_into, write
 from deepex.errors import ConfigError, DamagedError, RunError
 from deepex.record.files import read_json, write_json
+from deepex.record.table import check_types
 from deepex.sync.agreement import State
 
 _SCHEMA: Final = 2
 _MOST: Final = 1 << 53  # of what is counted
 _POSITION: Final = {"epoch", "step", "syncs", "sums"}
-_LATER: Final = {
-    "apart",
-    "lost",
-    "worst",
-    "own_crc32",
-    "shared_crc32",
-    "momenta_crc32",
-    "rule",
-}  # which the first schema got in time
+_LATER: Final = {"apart", "lost", "worst", "own_crc32", "shared_crc32", "momenta_crc32", "rule"}  # of the first schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +47,7 @@ class CheckpointConfig:
     keep: int = 2
 
     def __post_init__(self) -> None:
+        check_types(self, "checkpoint.")
         for name, least in (("epochs", 1), ("syncs", 0), ("keep", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"checkpoint.{name} is {getattr(self, name)}; it must be at least {least}")

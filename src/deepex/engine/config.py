@@ -12,6 +12,7 @@ from deepex.engine.checkpoint import CheckpointConfig
 from deepex.engine.objective import OBJECTIVES
 from deepex.engine.optim import OptimConfig
 from deepex.errors import ConfigError, UnknownName
+from deepex.record.table import check_types
 from deepex.record.target import Target
 from deepex.sync.config import SyncConfig
 
@@ -63,6 +64,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, least in (("epochs", 1), ("batch", 1), ("replicas", 0), ("threads", 0), ("seed", 0), ("samples", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")

@@ -12,6 +12,7 @@ from deepex.data.feeds.feed import Feed
 from deepex.data.feeds.placement import Placement, make_feed
 from deepex.data.feeds.samples import Files, Samples, Turn
 from deepex.data.feeds.shard import Slices
+from deepex.engine.mode import evaluating
 from deepex.engine.objective import Objective
 from deepex.engine.step import EagerStep
 
@@ -44,11 +45,10 @@ class Evaluator:
 
     @torch.no_grad()
     def sums(self, network: nn.Module, step: EagerStep, objective: Objective) -> list[float]:
-        """Loss, tally and samples over this rank's part. The network is left in training mode."""
+        """Loss, tally and samples over this rank's part. Each of its layers is left in the mode it was in."""
         totals = torch.zeros(2, dtype=torch.float64, device=self._device)
         feed = self._begin()
-        network.eval()
-        try:
+        with evaluating(network):
             while True:
                 try:
                     raw, labels = feed.next()
@@ -59,8 +59,6 @@ class Evaluator:
                     output = network(images)
                 totals[0].add_(objective.loss(output, images, labels), alpha=len(images))
                 totals[1].add_(objective.tally(output, images, labels))
-        finally:
-            network.train()
         return [*totals.tolist(), float(self._samples.count)]
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Final
 
 import torch
-from torch import nn
 
 from deepex.comm import Communicator
 from deepex.comm.together import together
@@ -28,13 +27,13 @@ from deepex.engine.arena import Arena
 from deepex.engine.choose import make_eager, make_runner
 from deepex.engine.counters import Counters
 from deepex.engine.job import Job
+from deepex.engine.mode import begin_training
 from deepex.engine.objective import make_objective
 from deepex.engine.optim import Optimiser, coasting
 from deepex.engine.rate import Schedule
 from deepex.engine.runner import Parts, Runner
 from deepex.engine.statistics import Statistics, chooses_estimates
 from deepex.engine.step import EagerStep
-from deepex.errors import ConfigError
 from deepex.record import EpochRecord
 from deepex.record.clock import PHASES, SYNC, UPDATE, PhaseClock
 from deepex.sync import (
@@ -63,10 +62,9 @@ class Learner:
     def __init__(self, job: Job, comm: Communicator, clock: PhaseClock | None = None) -> None:
         config, manifest = job.config, job.dataset.manifest
         self.job, self._comm = job, comm
-        self._shards, self.network = job.shards, job.network.train()
+        self._shards, self.network = job.shards, begin_training(job.network)
         per_rank = job.replicas // comm.size
         self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
-        _check_network(job.network, job.replicas)
         self._updates_locally = config.sync.strategy != "gradients"
         gathers = not self._updates_locally or job.device.type != "cpu"
         self.arena = Arena(job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros)
@@ -385,14 +383,3 @@ class Learner:
         replica = self.replicas[turn.index]
         ends = -(-self._shards.size(replica) // self._shards.batch)
         return Turn(replica, turn.start, max(turn.start, min(turn.stop, ends)))
-
-
-def _check_network(network: nn.Module, replicas: int) -> None:
-    """Refuse what cannot be averaged."""
-    for name, module in network.named_modules():
-        cumulative = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None
-        if cumulative and module.track_running_stats and replicas > 1:
-            raise ConfigError(
-                f"batch norm {name!r} has momentum None (a cumulative average), and the {replicas} replicas' counters cannot be "
-                "averaged: give it a momentum, for example 0.1, or use one replica"
-            )

@@ -28,6 +28,14 @@ class Objective(ABC):
     needs_images: bool
 
     @abstractmethod
+    def takes(self, output: Any, images: torch.Tensor, classes: int) -> bool:
+        """Whether a network's output for these images can be scored."""
+
+    @abstractmethod
+    def rule(self, images: torch.Tensor, classes: int) -> str:
+        """What a network must return for these images, in words."""
+
+    @abstractmethod
     def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Mean loss of the batch, in float32."""
 
@@ -47,6 +55,14 @@ class Classify(Objective):
     measure = "error"
     standardise = True
     needs_images = False
+
+    @override
+    def takes(self, output: Any, images: torch.Tensor, classes: int) -> bool:
+        return _is_real(output) and output.dim() == 2 and len(output) == len(images) and output.shape[1] >= classes
+
+    @override
+    def rule(self, images: torch.Tensor, classes: int) -> str:
+        return f"a tensor of real numbers of shape {(len(images), classes)}, a score of each class for each image"
 
     @override
     def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -76,6 +92,20 @@ class Reconstruct(Objective):
     needs_images = True
 
     @override
+    def takes(self, output: Any, images: torch.Tensor, classes: int) -> bool:
+        logits, *latent = output if isinstance(output, tuple) and output else (output,)
+        if not all(map(_is_real, (logits, *latent))) or logits.shape != images.shape:
+            return False
+        return not latent or (len(latent) == 2 and latent[0].shape == latent[1].shape and latent[0].shape[:1] == images.shape[:1])
+
+    @override
+    def rule(self, images: torch.Tensor, classes: int) -> str:
+        return (
+            f"logits, a tensor of real numbers of shape {tuple(images.shape)}, or a tuple of these logits, the mean and the log "
+            f"variance of its latent variables; both have one shape, ({len(images)}, …)"
+        )
+
+    @override
     def loss(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits, *latent = output if isinstance(output, tuple) else (output,)
         loss = functional.binary_cross_entropy_with_logits(logits.float(), images, reduction="sum")
@@ -92,6 +122,10 @@ class Reconstruct(Objective):
     @override
     def value(self, tally: float, samples: int) -> float:
         return math.sqrt(tally / samples)
+
+
+def _is_real(output: Any) -> bool:
+    return isinstance(output, torch.Tensor) and output.is_floating_point()
 
 
 def divergence(mean: torch.Tensor, log_variance: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 
 from deepex.engine.arena import Arena
 from deepex.errors import ConfigError
+from deepex.record.table import check_types
 from deepex.sync.region import Coasting
 
 
@@ -44,6 +45,7 @@ class OptimConfig:
     scaling: Literal["linear", "sqrt"] = "linear"
 
     def __post_init__(self) -> None:
+        check_types(self, "optim.")
         rules = (
             ("rate", self.rate > 0, "above 0"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),

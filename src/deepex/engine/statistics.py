@@ -21,6 +21,7 @@ from deepex.data.feeds.feed import Feed
 from deepex.data.feeds.samples import Turn
 from deepex.data.feeds.shard import Shards
 from deepex.engine.arena import Arena
+from deepex.engine.mode import evaluating
 from deepex.engine.step import EagerStep
 from deepex.sync.config import FEW_STEPS
 from deepex.sync.total import make_total
@@ -33,8 +34,9 @@ Norm = nn.modules.batchnorm._NormBase
 
 def chooses_estimates(asked: str, network: nn.Module, *, replicas: int, steps: int) -> tuple[bool, str]:
     """Whether statistics are estimated, and why."""
-    if not any(_tracks(layer) for layer in network.modules()):
-        return False, "the network has no running statistics"
+    there = [layer for layer in network.modules() if isinstance(layer, Norm) and layer.running_mean is not None]
+    if not any(_tracks(layer) for layer in there):
+        return False, "the network's running statistics are frozen" if there else "the network has no running statistics"
     if asked != "auto":
         return asked == "estimated", "asked for"
     few = replicas > 1 and steps < FEW_STEPS  # running statistics are of other weights
@@ -73,23 +75,22 @@ class Statistics:
     def _measure(self, epoch: int, kept: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
         total, region = self._total, self._arena.buffers
         momenta = [layer.momentum for layer in self._layers]
-        self._network.eval()
-        for layer in self._layers:
-            layer.train()
-            layer.momentum = 1.0  # what a batch leaves behind is its own
         total.clear()
         total.add(region, 0.0)
-        try:
-            self._feed.begin(epoch, self._turns)
-            for _ in self._turns:
-                raw, _labels = self._feed.next()
-                with self._step.precision():
-                    self._network(self._step.prepare(raw))
-                total.add(region, 1 / self._number)
-        finally:
-            for layer, momentum in zip(self._layers, momenta, strict=True):
-                layer.momentum = momentum
-            self._network.train()
+        with evaluating(self._network):
+            try:
+                for layer in self._layers:
+                    layer.train()
+                    layer.momentum = 1.0  # what a batch leaves behind is its own
+                self._feed.begin(epoch, self._turns)
+                for _ in self._turns:
+                    raw, _labels = self._feed.next()
+                    with self._step.precision():
+                        self._network(self._step.prepare(raw))
+                    total.add(region, 1 / self._number)
+            finally:
+                for layer, momentum in zip(self._layers, momenta, strict=True):
+                    layer.momentum = momentum
         total.reach(self._comm)
         total.into(region)
         measured = {id(layer.running_mean) for layer in self._layers} | {id(layer.running_var) for layer in self._layers}
@@ -99,4 +100,5 @@ class Statistics:
 
 
 def _tracks(layer: nn.Module) -> bool:
-    return isinstance(layer, Norm) and layer.running_mean is not None
+    """Whether training moves the layer's statistics; those of a layer in evaluation mode are its owner's."""
+    return isinstance(layer, Norm) and layer.running_mean is not None and layer.training

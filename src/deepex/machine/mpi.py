@@ -105,6 +105,12 @@ def _library() -> ctypes.CDLL | None:
     return attempt(lambda: ctypes.CDLL(module.__file__, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
 
 
+def find_function(name: str) -> Any:
+    """Find a function of mpi4py's MPI library; that of a tool that was preloaded to trace MPI comes first. May be None."""
+    library = _library()
+    return attempt(lambda: getattr(ctypes.CDLL(None), name)) or attempt(lambda: getattr(library, name) if library else None)
+
+
 def _running(function: str) -> Any:
     """Find a function of the MPI library, only while MPI runs: MPICH ends a process that calls it before or after."""
     module: Any = sys.modules.get("mpi4py.MPI")

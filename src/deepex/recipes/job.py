@@ -19,6 +19,7 @@ from deepex.engine.config import RunConfig
 from deepex.engine.job import Dataset, Job, split
 from deepex.engine.layout import choose_layout
 from deepex.engine.objective import make_objective
+from deepex.engine.trial import check_network, check_settings
 from deepex.errors import ConfigError, DataError, UnknownName
 from deepex.machine.hardware import describe_memory
 from deepex.machine.heap import give_back_heap
@@ -47,8 +48,10 @@ def make_job(config: RunConfig, comm: Communicator, *, ranks_on_device: int = 1)
         raise ConfigError(f"target is {config.target!r}, but {dataset.directory} has no validation part: set a target of train")
     shards = split(config, dataset, replicas)
     device = pick_device(config.device, comm.place.local_rank)
+    check_settings(config, device)
     network = build_network(config, dataset.manifest)
     _check_last_batch(config, network, dataset, shards)
+    check_network(network, config, dataset, shards, ranks=comm.size)
     config, sync_reason = _settle_sync(config, network, dataset, shards, per_rank=replicas // comm.size)
     return Job(
         config=config,
@@ -209,7 +212,6 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
     """What was chosen for a run, and why: the facts of run.json that the configuration does not hold."""
     parameters = sum(parameter.numel() for parameter in job.network.parameters())
     manifest = job.dataset.manifest
-    kept = {"scale": list(manifest.scale), "mean": list(manifest.mean), "deviation": list(manifest.deviation), **manifest.source}
     return {
         "ranks": comm.size,
         "nodes": comm.place.num_nodes,
@@ -223,7 +225,24 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
         "network": {"name": job.config.net, "parameters": parameters},
         "dataset": {"name": manifest.name, "digest": manifest.digest},
         "samples": {name: part.count for name, part in manifest.parts.items()} | {"train": job.shards.count},
-        **({"data": kept} if manifest.order == "dealt" else {}),  # a packed dataset keeps its own manifest
+        "data": _what_the_network_saw(job),
+    }
+
+
+def _what_the_network_saw(job: Job) -> dict[str, Any]:
+    """What a trained network needs of its dataset: how raw values became its input, and what its outputs stand for.
+
+    A pixel is scaled from `scale` to 0…1. If it is `standardised`, `mean` is then subtracted, and the rest divided by `deviation`.
+    """
+    manifest = job.dataset.manifest
+    return {
+        "shape": list(job.input_shape),
+        "classes": list(manifest.classes),
+        "scale": list(manifest.scale),
+        "mean": list(manifest.mean),
+        "deviation": list(manifest.deviation),
+        "standardised": make_objective(job.config.objective).standardise,
+        **(manifest.source if manifest.order == "dealt" else {}),  # a packed dataset keeps its own manifest
     }
 
 

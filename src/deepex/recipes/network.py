@@ -5,9 +5,7 @@
 A user's function is called with those of `channels`, `size`, `classes` that it takes, and with `net_options`.
 """
 
-import importlib
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +14,10 @@ from torch import nn
 from deepex import nets
 from deepex.data.manifest import Manifest
 from deepex.engine.config import RunConfig
+from deepex.engine.network import check_weights, told
 from deepex.errors import ConfigError, UserError
 from deepex.nets.initialise import initialise
+from deepex.recipes.factory import find_factory
 
 
 def build_network(config: RunConfig, manifest: Manifest) -> nn.Module:
@@ -30,6 +30,7 @@ def build_network(config: RunConfig, manifest: Manifest) -> nn.Module:
     try:
         own = ":" in config.net
         network = _build_own(config, shape) if own else nets.build(config.net, **shape, **config.net_options)
+        check_weights(network)
         if config.init != "default":
             initialise(network, config.init)
     finally:
@@ -38,7 +39,7 @@ def build_network(config: RunConfig, manifest: Manifest) -> nn.Module:
 
 
 def _build_own(config: RunConfig, shape: dict[str, Any]) -> nn.Module:
-    function = _find(config.net)
+    function = find_factory(config.net)
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     given = {name: value for name, value in shape.items() if takes_any or name in parameters}
@@ -46,26 +47,10 @@ def _build_own(config: RunConfig, shape: dict[str, Any]) -> nn.Module:
         network = function(**given, **config.net_options)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # whatever it is, it is somebody's code
         raise ConfigError(
-            f"net {config.net!r} called with {given | config.net_options} raised {type(error).__name__}: {error}; mend it there"
+            f"net {config.net!r} called with {given | config.net_options} raised {told(error)}; mend it there"
         ) from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"net {config.net!r} returned {type(network).__name__}; it must return a torch.nn.Module")
     return network
-
-
-def _find(path: str) -> Callable[..., Any]:
-    module_name, _, name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"net is {path!r}, but {module_name!r} cannot be imported ({error}); it must be package.module:function, found "
-            "from the current directory or PYTHONPATH"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"net is {path!r}, but {module_name} has no function {name!r}")
-    found: Callable[..., Any] = function
-    return found

@@ -83,7 +83,7 @@ def _train(
     config: RunConfig, comm: Communicator, path: Path, held: ExitStack, *, ranks_on_device: int, resume: bool, watcher: Watcher
 ) -> RunDirectory:
     run = RunDirectory(path)
-    tally.take()  # what the process read before is no part of the run
+    held.enter_context(tally.counting())  # what else the process reads is no part of the run
     held.callback(_discard_empty, path, comm)
     if resume:
         together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))

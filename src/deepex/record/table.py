@@ -14,20 +14,24 @@ deepex.errors.ConfigError: unknown key 'priod'; did you mean period? Keys here: 
 """
 
 import copy
+import math
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from datetime import date, time
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
 from deepex.errors import ConfigError
 
 T = TypeVar("T")
+
+_INTEGERS: Final = 1 << 63
 
 
 def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
@@ -41,6 +45,24 @@ def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
         raise ConfigError(f"key {where + missing[0]!r} is missing; it has no default: set it")
     values = {key: _convert(hints[key], value, where + key) for key, value in table.items()}
     return kind(**values)
+
+
+def check_types(config: object, where: str = "") -> None:
+    """Check every value of a configuration against its annotation: in Python anything can be given. For `__post_init__`.
+
+    What `from_table` converts is converted here too: a whole number to a float, a list to a tuple, a table to its dataclass.
+    """
+    hints, known = _shape(type(config))  # type: ignore[arg-type]  # a type is hashable
+    for name, field in known.items():
+        value, path = getattr(config, name), where + name
+        _check_value(value, path)
+        try:
+            checked = _convert(hints[name], value, path)
+        except ConfigError as error:
+            example = "" if field.default in (MISSING, None) else f", for example {field.default!r}"
+            raise ConfigError(f"{error}{example}") from None
+        if checked is not value:
+            object.__setattr__(config, name, checked)
 
 
 def to_table(config: object) -> dict[str, Any]:
@@ -159,10 +181,40 @@ def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:
 def _convert_plain(hint: Any, value: Any, path: str) -> Any:
     kind = get_origin(hint) or hint
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        _check_value(value, path)
         return float(value)
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return dict(value) if kind is dict else value
     raise ConfigError(f"key {path!r} is {value!r} ({type(value).__name__}); it must be {kind.__name__}")
+
+
+def _check_value(value: Any, path: str) -> None:
+    """Refuse numbers that no setting can mean, and what cannot be written to `config.toml`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"key {path!r} is {value}; it must be a finite number: set one")
+    if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
+        raise ConfigError(f"key {path!r} is a number of {value.bit_length()} bits; it must fit in 64: set a smaller one")
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_value(item, path)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_option(item, f"{path}.{key}")
+
+
+def _check_option(value: Any, path: str) -> None:
+    """See that an option of somebody's own function is plain, as a TOML file would hold it."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_option(item, path)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_option(item, f"{path}.{key}")
+    elif not isinstance(value, str | int | float | date | time):
+        raise ConfigError(
+            f"key {path!r} is {value!r} ({type(value).__name__}); it must be text, a number, true or false, a list or a table, "
+            "because it is written to config.toml: name the thing instead, and let your function look it up"
+        )
 
 
 def _first(kind: Any) -> str:

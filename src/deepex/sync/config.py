@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from deepex.errors import ConfigError
+from deepex.record.table import check_types
 from deepex.sync.auto import Auto
 from deepex.sync.period import PeriodRule, parse_period
 
@@ -72,6 +73,7 @@ class SyncConfig:
     chunks: int = 1
 
     def __post_init__(self) -> None:
+        check_types(self, "sync.")
         rules = (
             ("base", self.base >= 1, "at least 1"),
             ("alpha", self.alpha > 0, "above 0"),

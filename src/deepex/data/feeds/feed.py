@@ -20,6 +20,7 @@ from typing import Any, final
 import torch
 from typing_extensions import override
 
+from deepex.data.feeds import tally
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.store import Store
 
@@ -114,8 +115,7 @@ class SlotFeed(Feed):
         for slot in self._slots:
             self._free.put(slot)
         self._store.begin(epoch, turns)
-        arguments = (list(turns), self._free, self._ready)
-        self._worker = threading.Thread(target=self._work, args=arguments, name="deepex-feed", daemon=True)
+        self._worker = tally.thread("deepex-feed", self._work, list(turns), self._free, self._ready)
         self._worker.start()
 
     @override

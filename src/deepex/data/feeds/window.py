@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from deepex.data.feeds import tally
 from deepex.data.feeds.order import Piece, cut, window_samples
 from deepex.data.feeds.read import Rows, Stopped, Target
 from deepex.data.feeds.samples import Plan, Samples, Turn
@@ -72,7 +73,7 @@ class Windows(Store):
             plan = self._samples.plan(epoch)
             self._epoch = _lay_out(epoch, plan, visits(plan, self._samples, turns), 0)
             self._stopped, self._error, self._loaded, self._freed, self._ahead = False, None, 0, 0, None
-            self._reader = threading.Thread(target=self._read, args=(self._epoch,), name="deepex-read", daemon=True)
+            self._reader = tally.thread("deepex-read", self._read, self._epoch)
             self._reader.start()
             return
         with self._change:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from deepex.engine.mode import evaluating
 from deepex.nets.resnet import Residual
 from deepex.study.frameworks.base import UnsupportedTask
 
@@ -193,6 +194,8 @@ _REMEDY = "choose lenet, lenet-caffe or a resnet, or compare with pytorch and li
 def _norm(module: nn.BatchNorm2d, name: str) -> Layer:
     if not (module.affine and module.track_running_stats and module.momentum is not None):
         raise UnsupportedTask(f"there is no translation of {module} ({name}); {_REMEDY}")
+    if not module.training:
+        raise UnsupportedTask(f"there is no translation of {module} in evaluation mode ({name}); {_REMEDY}")
     assert module.running_mean is not None
     assert module.running_var is not None
     return Norm(
@@ -213,11 +216,8 @@ def _input_shapes(network: nn.Module, shape: tuple[int, ...]) -> dict[nn.Module,
             found[module] = (tuple(inputs[0].shape), tuple(output.shape))
 
     hooks = [module.register_forward_hook(note) for module in network.modules()]
-    training = network.training
-    network.eval()
-    with torch.no_grad():
+    with evaluating(network), torch.no_grad():
         network(torch.zeros((1, *shape)))
-    network.train(training)
     for hook in hooks:
         hook.remove()
     return found

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, final
 import torch
 from torch import nn
 
+from deepex.engine.mode import begin_training, evaluating
 from deepex.study.frameworks.base import Sums
 from deepex.study.frameworks.task import Samples, Task
 
@@ -68,13 +69,12 @@ class TorchData:
         """Score this rank's slice of the validation part, and tell how long it took."""
         began, totals, (images, labels) = perf_counter(), self.sums(), self._held
         batch = max(self._task.config.batch, _LEAST_VALIDATED)
-        network.eval()
-        for some, true in zip(images.split(batch), labels.split(batch), strict=True) if len(images) else ():
-            with self.precision():
-                output = network(some)
-            totals[0].add_(self._objective.loss(output, some, true), alpha=len(some))
-            totals[1].add_(self._objective.tally(output, some, true))
-        network.train()
+        with evaluating(network):
+            for some, true in zip(images.split(batch), labels.split(batch), strict=True) if len(images) else ():
+                with self.precision():
+                    output = network(some)
+                totals[0].add_(self._objective.loss(output, some, true), alpha=len(some))
+                totals[1].add_(self._objective.tally(output, some, true))
         loss, tally = totals.tolist()
         return Sums(loss=loss, tally=tally, samples=len(images)), perf_counter() - began
 
@@ -88,8 +88,8 @@ class TorchData:
 def own_network(task: Task, data: TorchData) -> nn.Module:
     """A copy of the task's network on the device, in the samples' order of memory."""
     network: Any = copy.deepcopy(task.network)  # whose `to` mypy does not know whole
-    copied: nn.Module = network.to(task.device, memory_format=data.order).train()
-    return copied
+    copied: nn.Module = network.to(task.device, memory_format=data.order)
+    return begin_training(copied)
 
 
 def make_sgd(network: nn.Module, task: Task) -> torch.optim.SGD:

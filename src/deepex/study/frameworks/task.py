@@ -26,6 +26,7 @@ from deepex.data.manifest import Manifest
 from deepex.data.prepare import Prepare
 from deepex.engine.arena import Arena
 from deepex.engine.config import RunConfig
+from deepex.engine.mode import begin_training
 from deepex.engine.objective import Objective, make_objective
 from deepex.engine.rate import Schedule
 from deepex.errors import ConfigError, DataError
@@ -134,9 +135,8 @@ def make_task(config: RunConfig, comm: Communicator, *, threads: int) -> Task:
         raise ConfigError(f"batch is 1 and {shards.count} samples are no multiple of {comm.size} ranks: set batch to 2 at least")
     mine, held = shards.bounds(comm.rank), held_out(config, job.dataset, comm)
     _check_memory(job.dataset.manifest, comm, (mine[1] - mine[0]) + (held[1] - held[0]))
-    return Task(
-        config=config, comm=comm, threads=threads, device=job.device, network=job.network, shards=shards, dataset=job.dataset
-    )
+    network = begin_training(job.network)
+    return Task(config=config, comm=comm, threads=threads, device=job.device, network=network, shards=shards, dataset=job.dataset)
 
 
 def held_out(config: RunConfig, dataset: PackedDataset, comm: Communicator) -> tuple[int, int]:
