@@ -188,7 +188,7 @@ def test_a_state_change_that_fails_changes_nothing(run: RunDirectory, monkeypatc
 # Epochs
 
 
-amounts = st.floats(0, 1e9)
+amounts, times = st.floats(0, 1e9), st.floats(1e-6, 1e9)
 counts = st.integers(0, 2**53)
 scores = st.builds(
     Score,
@@ -203,7 +203,7 @@ scores = st.builds(
 @st.composite
 def epoch_records(draw: st.DrawFn) -> EpochRecord:
     num_ranks = draw(st.integers(1, 4))
-    per_rank = st.lists(amounts, min_size=num_ranks, max_size=num_ranks)
+    per_rank, walls = (st.lists(one, min_size=num_ranks, max_size=num_ranks) for one in (amounts, times))
     return EpochRecord(
         epoch=draw(st.integers(1, 99)),
         samples=draw(counts),
@@ -211,9 +211,9 @@ def epoch_records(draw: st.DrawFn) -> EpochRecord:
         syncs=draw(counts),
         rate=draw(amounts),
         train=draw(scores),
-        seconds=draw(amounts),
+        seconds=draw(times),
         phases={name: draw(per_rank) for name in PHASES},
-        wall=draw(per_rank),
+        wall=draw(walls),
         validation=draw(st.none() | scores),
         partial=draw(st.booleans()),
         measured=draw(st.booleans()),
