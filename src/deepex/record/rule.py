@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, Protocol
 
-_MOST: Final = 1e12  # seconds, joules, a rate: what is above is no measurement, and sums of less stay finite
-_LEAST_SECONDS: Final = 1e-9
+_MOST: Final = 1e18  # bytes, joules, a rate: what is above is no measurement, and sums of less stay finite
 
 
 class Rule(Protocol):
@@ -69,10 +68,11 @@ class Moment:
             return False
 
 
+_SECONDS: Final = Between(1e-9, 1e12)
 Amount = Annotated[float, Between(0.0, _MOST)]
 Amounts = Annotated[list[float], Between(0.0, _MOST)]
-Seconds = Annotated[float, Between(_LEAST_SECONDS, _MOST)]
-Times = Annotated[list[float], Between(_LEAST_SECONDS, _MOST)]
+Seconds = Annotated[float, _SECONDS]
+Times = Annotated[list[float], _SECONDS]
 Count = Annotated[int, Between(0, 2**63)]
 Positive = Annotated[int, Between(1, 2**63)]
 Time = Annotated[str, Moment()]

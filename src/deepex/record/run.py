@@ -19,23 +19,25 @@ Reading needs no torch and no MPI.
 import fcntl
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from time import sleep
 from typing import Any, Final, Self
 
-from deepex.errors import ConfigError, RunError
+from deepex.errors import RunError
 from deepex.record.clock import COMPUTE, PHASES
-from deepex.record.files import read_json, read_lines, storage_error, write_json, write_text
+from deepex.record.files import LINE_REMEDY, read_json, read_lines, storage_error, write_json, write_text
 from deepex.record.rule import Amount, Amounts, Count, Seconds, Shares, Times
-from deepex.record.schema import Config, Machine, State, checked
-from deepex.record.table import convert, dump_toml, load_toml
+from deepex.record.schema import Config, Machine, State, checked, checked_line, read_moments
+from deepex.record.table import dump_toml, load_toml
 
 SCHEMA: Final = 1
-_LINE_REMEDY: Final = "delete the line or restore the file"
+_LOOK_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +164,20 @@ class RunDirectory:
         state: dict[str, Any] = checked(State, read_json(path, finite=True), path)
         return state
 
+    @property
+    def outcome(self) -> tuple[str, str]:
+        """The status and the reason, for people: a run that says `running`, and that nobody writes any more, was `killed`.
+
+        Where the lock cannot tell, because it is missing, of another host or on a file system without locks, it is as it says.
+        """
+        state = self.state
+        if state.get("status") == "running" and _is_free(self.path) and _was_here(self.path):
+            state = self.state  # it may have ended in between
+            if state.get("status") == "running":
+                remedy = "begin it anew" if "framework" in state else f"go on with `deepex train --resume {self.path}`"
+                return "killed", f"its process ended without a word; {remedy}"
+        return str(state["status"]), str(state.get("reason") or "")
+
     def set_state(self, **changes: object) -> None:
         """Change keys of `run.json`."""
         before = self.state if (self.path / "run.json").is_file() else {}
@@ -195,10 +211,10 @@ class RunDirectory:
     def resources(self) -> dict[str, list[dict[str, float]]]:
         """What each node's first rank saw from moment to moment, by host; a run on one node has the host "".
 
-        The keys of a line are told in deepex.machine.sampling.series; what could not be read is not there.
+        What could not be read is not there.
         """
         paths = sorted(self.path.glob("resources*.jsonl"))
-        return {path.stem.removeprefix("resources").removeprefix("-"): _moments(path) for path in paths}
+        return {path.stem.removeprefix("resources").removeprefix("-"): read_moments(path) for path in paths}
 
     def forget_after(self, last: int) -> None:
         """Drop the epochs after number `last` (and a cut-off line): a resumed run will write them again."""
@@ -226,24 +242,38 @@ def hold(path: Path) -> Iterator[None]:
 
 def is_held(path: Path) -> bool:
     """Whether a process writes a run in `path` now."""
+    return _is_free(path) is False
+
+
+def _is_free(path: Path) -> bool | None:
+    """Whether nobody holds the lock of `path`; None where there is none, or the file system cannot tell."""
     try:
-        descriptor = os.open(path / ".lock", os.O_RDWR)
+        descriptor = os.open(path / ".lock", os.O_RDONLY)
     except OSError:
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    except OSError:
         return False
+    except OSError:
+        return None
     finally:
         os.close(descriptor)
-    return False
+    return True
+
+
+def _was_here(path: Path) -> bool:
+    """Whether a process on this host was the last to hold the lock: that of another host need not be seen from here."""
+    try:
+        holder = (path / ".lock").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.fullmatch(rf"process \d+ on {re.escape(socket.gethostname())}", holder) is not None
 
 
 def _lock(path: Path, descriptor: int) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_alone(descriptor)
     except BlockingIOError:
         holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
         raise RunError(
@@ -254,6 +284,14 @@ def _lock(path: Path, descriptor: int) -> None:
     with suppress(OSError):  # a full disk: the lock holds, though it tells no name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+
+def _lock_alone(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sleep(_LOOK_SECONDS)  # somebody may just look whether the lock is free
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def refuse_existing_run(path: Path) -> None:
@@ -268,21 +306,8 @@ def now() -> str:
 
 
 def _epoch(path: Path, number: int, table: object) -> EpochRecord:
-    try:
-        epoch: EpochRecord = convert(EpochRecord, table, "")
-    except ConfigError as error:
-        raise RunError(f"{path}, line {number} is damaged: {error}; {_LINE_REMEDY}") from error
+    epoch: EpochRecord = checked_line(EpochRecord, table, path, number)
     lengths = {len(epoch.phases.get(name, [])) for name in PHASES} | {len(epoch.wall)}
     if lengths != {len(epoch.wall)}:
-        raise RunError(f"{path}, line {number} has phases of different numbers of ranks: {sorted(lengths)}; {_LINE_REMEDY}")
+        raise RunError(f"{path}, line {number} has phases of different numbers of ranks: {sorted(lengths)}; {LINE_REMEDY}")
     return epoch
-
-
-def _moments(path: Path) -> list[dict[str, float]]:
-    lines = []
-    for number, table in enumerate(read_lines(path, finite=True), start=1):
-        try:
-            lines.append(convert(dict[str, float], table, ""))
-        except ConfigError as error:
-            raise RunError(f"{path}, line {number} is damaged: {error}; {_LINE_REMEDY}") from error
-    return lines

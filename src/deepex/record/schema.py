@@ -1,4 +1,4 @@
-"""What the files of a run directory hold, key by key.
+"""What the files of a run directory hold, and those of a study beside them, key by key.
 
     checked(State, read_json(path), path)["ranks"]      # an int of 1 or more, or an error that names file, key and value
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypedDict, final
 
 from deepex.errors import ConfigError, RunError
+from deepex.record.files import LINE_REMEDY, read_lines
 from deepex.record.rule import Amount, Count, Positive, Time
 from deepex.record.table import convert
 
@@ -141,6 +142,33 @@ class Machine(TypedDict, total=False):
     ranks: list[Count]
 
 
+class Fit(TypedDict, total=False):
+    """A line through what was measured; no bandwidth where no size was slower."""
+
+    latency_seconds: Amount
+    bandwidth_bytes_per_second: Amount | None
+    worst_deviation: Amount
+
+
+class Measurement(TypedDict, total=False):
+    """One of `measurements.json`: the times of one size on a path, or the line through those of all sizes."""
+
+    path: str
+    kind: str
+    ranks: Count
+    comm: str
+    note: str
+    bytes: Count
+    seconds: list[Amount]
+    fit: Fit
+
+
+class PageCache(TypedDict, total=False):
+    """`page_cache.json`."""
+
+    cold: bool | None
+
+
 @final
 class Table(dict[str, Any]):
     """A table of a file; a key that is missing is an error of ours."""
@@ -165,6 +193,21 @@ def checked(kind: Any, value: object, path: Path) -> Any:
         return _guarded(convert(kind, value, ""), path, "")
     except ConfigError as error:
         raise RunError(f"{path} is damaged: {error}; {REMEDY}") from error
+
+
+def read_moments(path: Path) -> list[dict[str, float]]:
+    """Read `resources.jsonl`: the keys of a line are told in deepex.machine.sampling.series."""
+    return [
+        checked_line(dict[str, float], table, path, number) for number, table in enumerate(read_lines(path, finite=True), start=1)
+    ]
+
+
+def checked_line(kind: Any, value: object, path: Path, number: int) -> Any:
+    """Give what a line of a file holds, as `checked` does."""
+    try:
+        return convert(kind, value, "")
+    except ConfigError as error:
+        raise RunError(f"{path}, line {number} is damaged: {error}; {LINE_REMEDY}") from error
 
 
 def _guarded(value: Any, path: Path, where: str) -> Any:
