@@ -81,7 +81,7 @@ def test_a_value_of_another_type_is_told_or_does_no_harm(name: str, folder: Path
         ("run.json", ("dataset",), "key 'dataset' is 'x' (str); it must be a table"),
         ("machine.json", (0, "cpu"), "key '[0].cpu' is 'x' (str); it must be a table"),
         ("epochs.jsonl", ("phases", "forward", 1), "key 'phases.forward[1]' is 'x' (str); it must be float"),
-        ("epochs.jsonl", ("usage", "memory_bytes", "epoch"), "key 'usage.memory_bytes.epoch' is 'x'; it must be a list"),
+        ("epochs.jsonl", ("usage", "memory_bytes", "epoch"), "key 'usage.memory_bytes.epoch' is 'x' (str); it must be a list"),
         ("epochs.jsonl", ("drift", "all"), "key 'drift.all' is 'x' (str); it must be float"),
     ],
 )

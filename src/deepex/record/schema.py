@@ -198,7 +198,7 @@ def checked(kind: Any, value: object, path: Path) -> Any:
 def read_moments(path: Path) -> list[dict[str, float]]:
     """Read `resources.jsonl`: the keys of a line are told in deepex.machine.sampling.series."""
     return [
-        checked_line(dict[str, float], table, path, number) for number, table in enumerate(read_lines(path, finite=True), start=1)
+        checked_line(dict[str, Amount], table, path, number) for number, table in enumerate(read_lines(path, finite=True), start=1)
     ]
 
 

@@ -145,7 +145,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         if isinstance(value, str):
             value = {_first(hint): value}
         if not isinstance(value, Mapping):
-            raise ConfigError(f"key {path!r} is {shown(value)}; it is a table: set its keys, for example {path}.{_first(hint)}")
+            raise ConfigError(f"{_named(path)} is {shown(value)}; it is a table: set its keys, for example {path}.{_first(hint)}")
         return from_table(hint, value, path and f"{path}.")  # type: ignore[arg-type]  # a dataclass type
     return _convert_plain(hint, value, path)
 
@@ -165,7 +165,7 @@ def _convert_generic(origin: Any, hint: Any, value: Any, path: str) -> Any:
     if origin is Literal:
         if not any(value is one or (type(value) is type(one) and value == one) for one in arguments):
             choices = ", ".join(map(str, arguments))
-            raise ConfigError(f"key {path!r} is {shown(value)}; it must be one of: {choices}")
+            raise ConfigError(f"{_named(path)} is {shown(value)}; it must be one of: {choices}")
         return value
     if origin is dict:
         return {key: convert(arguments[1], one, _join(path, key)) for key, one in _table(value, path).items()}
@@ -174,7 +174,7 @@ def _convert_generic(origin: Any, hint: Any, value: Any, path: str) -> Any:
 
 def _convert_list(origin: Any, hint: Any, value: Any, path: str) -> Any:
     if not isinstance(value, list | tuple):
-        raise ConfigError(f"key {path!r} is {shown(value)}; it must be a list, for example [30, 60]")
+        raise ConfigError(f"{_named(path)} is {shown(value)} ({type(value).__name__}); it must be a list, for example [30, 60]")
     if origin is tuple:
         return tuple(convert(hint, item, path) for item in value)
     if hint is float and set(map(type, value)) <= {float}:  # the times of many ranks
@@ -186,7 +186,7 @@ def _convert_ruled(hint: Any, rules: Iterable[Rule], value: Any, path: str) -> A
     found = convert(hint, value, path)
     for rule in rules:
         if not rule.holds(found):
-            raise ConfigError(f"key {path!r} is {shown(value)}; it must {rule.text}")
+            raise ConfigError(f"{_named(path)} is {shown(value)}; it must {rule.text}")
     return found
 
 
@@ -202,7 +202,7 @@ def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:
         except ConfigError:
             continue
     names = " or ".join(getattr(h, "__name__", str(h)) for h in kinds)
-    raise ConfigError(f"key {path!r} is {shown(value)} ({type(value).__name__}); it must be {names}")
+    raise ConfigError(f"{_named(path)} is {shown(value)} ({type(value).__name__}); it must be {names}")
 
 
 def _convert_plain(hint: Any, value: Any, path: str) -> Any:
@@ -212,16 +212,20 @@ def _convert_plain(hint: Any, value: Any, path: str) -> Any:
         try:
             return float(value)
         except OverflowError:
-            raise ConfigError(f"key {path!r} is {shown(value)}; it is beyond the range of numbers") from None
+            raise ConfigError(f"{_named(path)} is {shown(value)}; it is beyond the range of numbers") from None
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return dict(value) if hint is dict else value
-    raise ConfigError(f"key {path!r} is {shown(value)} ({type(value).__name__}); it must be {hint.__name__}")
+    raise ConfigError(f"{_named(path)} is {shown(value)} ({type(value).__name__}); it must be {hint.__name__}")
 
 
 def _table(value: Any, path: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
-    raise ConfigError(f"{f'key {path!r}' if path else 'it'} is {shown(value)} ({type(value).__name__}); it must be a table")
+    raise ConfigError(f"{_named(path)} is {shown(value)} ({type(value).__name__}); it must be a table")
+
+
+def _named(path: str) -> str:
+    return f"key {path!r}" if path else "it"
 
 
 def _join(path: str, key: str) -> str:
