@@ -132,7 +132,7 @@ def _rank_means(epochs: Sequence[EpochRecord], phase: str) -> list[float]:
 
 def _own_target(run: RunDirectory) -> list[Target]:
     text = run.config.get("target")
-    return [Target.parse(text)] if text else []
+    return [Target.parse(str(text))] if text else []
 
 
 def _speedups(run: RunDirectory, base: RunDirectory, targets: Sequence[Target]) -> list[Speedup]:
@@ -216,12 +216,13 @@ def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
 
 def _print_table(console: Any, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column == "period" else "right")
+        table.add_column(Text(column), justify="left" if column == "period" else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as text: a record may contain what rich takes for markup
     console.print(table)
 
 
@@ -240,17 +241,21 @@ def _print_speedup(console: Any, speedup: Speedup, base: str) -> None:
         f"speedup    {speedup.per_epoch:.2f}x per epoch on {speedup.ranks} rank(s), base {base} on {speedup.base_ranks} rank(s) "
         f"({speedup.base_epoch_seconds:.3f} s → {speedup.epoch_seconds:.3f} s); efficiency {speedup.efficiency:.0%}",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
     if speedup.target is None:
         return
     if speedup.learning is None:
         who = "the base" if speedup.base_epochs is None else "the run"
-        console.print(f"learning   {speedup.target}: {who} did not reach it, so there is no learning speedup", highlight=False)
+        console.print(
+            f"learning   {speedup.target}: {who} did not reach it, so there is no learning speedup", highlight=False, markup=False
+        )
         return
     console.print(
         f"learning   {speedup.learning:.2f}x to {speedup.target} ({speedup.base_epochs} → {speedup.epochs} epochs); one run each: "
         "no evidence without repeats",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )

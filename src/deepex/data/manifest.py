@@ -32,6 +32,7 @@ VERSION = 1
 _REMEDY = "restore the file or pack the dataset again"
 _ITEM_BYTES = {"uint8": 1, "float16": 2, "float32": 4}
 _LABEL_BYTES = 8
+_MOST_VALUES, _MOST_SAMPLES = 10**12, 10**15  # above is no number of a dataset, and too much for numpy's
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -216,6 +217,8 @@ def _problems_of_values(manifest: Manifest) -> Iterator[str]:
         yield "key 'name' is empty; give the dataset a name"
     if len(shape) != 3 or min(shape) < 1:
         yield f"key 'shape' is {list(shape)}; it must be [channels, height, width], each 1 or more"
+    elif math.prod(shape) > _MOST_VALUES:
+        yield f"key 'shape' is {list(shape)}; an image has at most {_MOST_VALUES:,} values"
     if manifest.seed < 0:
         yield f"key 'seed' is {manifest.seed}; it must be 0 or more"
     if len(scale) != 2 or not all(map(math.isfinite, scale)) or scale[0] >= scale[1]:
@@ -229,6 +232,8 @@ def _problems_of_values(manifest: Manifest) -> Iterator[str]:
 
 def _problems_of_part(part: Part, where: str, *, has_labels: bool) -> Iterator[str]:
     total = sum(file.count for file in part.files)
+    if total > _MOST_SAMPLES:
+        yield f"the files of {where} have {total} samples; a part has at most {_MOST_SAMPLES:,}"
     for index, file in enumerate(part.files):
         yield from _problems_of_file(file, f"{where}.files[{index}]", has_labels=has_labels)
     if part.count < 1:
