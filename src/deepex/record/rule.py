@@ -36,8 +36,10 @@ class Between:
 
     def holds(self, value: Any) -> bool:
         """Whether none is outside."""
-        values = value if isinstance(value, list) else [value]
-        return bool(values) and all(self.low <= one <= self.high for one in values)
+        if not isinstance(value, list):
+            return bool(self.low <= value <= self.high)
+        # The least and the greatest of a list with NaN may be any of the others; the sum is NaN.
+        return bool(value) and self.low <= min(value) and max(value) <= self.high and not math.isnan(sum(value))
 
     @property
     def text(self) -> str:
