@@ -95,7 +95,7 @@ def test_the_same_request_goes_on_beside_its_trajectories(tmp_path: Path, monkey
 
 
 def test_trajectories_of_nobody_known_are_not_touched(tmp_path: Path) -> None:
-    for written in (None, "{", "[]", "3"):
+    for written in (None, "{", "[]", "3", "[" * 100_000):
         (tmp_path / "train-00000.dcd").touch()
         if written is not None:
             (tmp_path / "request.json").write_text(written)

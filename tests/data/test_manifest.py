@@ -139,6 +139,10 @@ def test_each_key_is_needed(tmp_path: Path, key: str) -> None:
         (["colour"], 1, ["unknown key 'colour'", "classes"]),
         (["shape"], [28, 28], ["'shape' is [28, 28]", "[channels, height, width]"]),
         (["shape"], [3, 0, 5], ["'shape' is [3, 0, 5]"]),
+        (["shape"], [3, 2**40, 5], ["'shape' is [3, 1099511627776, 5]", "at most 1,000,000,000,000 values"]),
+        (["scale"], [0, 10**400], ["has more than 64 bits"]),
+        (["mean"], [float("nan"), 0.5, 0.5], ["'mean' is [nan, 0.5, 0.5]"]),
+        (["parts", "train", "files", 1, "count"], 2**60, ["files of parts.train", "at most 1,000,000,000,000,000"]),
         (["dtype"], "object", ["'dtype' is 'object'", "uint8"]),
         (["seed"], -1, ["'seed' is -1"]),
         (["name"], "", ["'name'"]),
@@ -185,7 +189,7 @@ def test_a_missing_manifest_says_what_to_do(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b'{"format": ', b"\xff\xfe", b"", b"[1]"])
+@pytest.mark.parametrize("content", [b'{"format": ', b"\xff\xfe", b"", b"[1]", b"[" * 100_000, b"1" * 5000, rb'"\ud800"'])
 def test_a_damaged_manifest_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(DataError, match=r"manifest\.json"):

@@ -37,13 +37,15 @@ def compare(*, directories: Sequence[str], as_json: bool) -> None:
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console()
-    table = Table(title=f"{directories[1]} against {directories[0]}", title_justify="left")
+    table = Table(title=Text(f"{directories[1]} against {directories[0]}"), title_justify="left")
     for column in ("setting", "measure", "first", "second", "the second is"):
         table.add_column(column)
     for finding in comparison.findings:
-        table.add_row(finding.setting, finding.measure, str(finding.first), str(finding.second), finding.verdict)
+        row = (finding.setting, finding.measure, str(finding.first), str(finding.second), finding.verdict)
+        table.add_row(*map(Text, row))  # as text: a record may contain what rich takes for markup
     console.print(table)
     for text in comparison.only:
         console.print(f"only on one side: {text}", highlight=False, markup=False)

@@ -81,7 +81,7 @@ def summary(run: RunDirectory, speedups: Sequence[Speedup] = ()) -> dict[str, An
     epochs = run.epochs()
     return {
         "run": str(run.path),
-        "state": run.state,
+        "state": {**run.state, **dict(zip(("status", "reason"), run.outcome, strict=True))},
         "config": run.config,
         "epoch_seconds": epoch_seconds(epochs) if any(not e.partial for e in epochs) else None,
         "epochs": [asdict(epoch) for epoch in epochs],
@@ -132,7 +132,7 @@ def _rank_means(epochs: Sequence[EpochRecord], phase: str) -> list[float]:
 
 def _own_target(run: RunDirectory) -> list[Target]:
     text = run.config.get("target")
-    return [Target.parse(text)] if text else []
+    return [Target.parse(str(text))] if text else []
 
 
 def _speedups(run: RunDirectory, base: RunDirectory, targets: Sequence[Target]) -> list[Speedup]:
@@ -142,15 +142,16 @@ def _speedups(run: RunDirectory, base: RunDirectory, targets: Sequence[Target]) 
 
 def _print_head(console: Any, run: RunDirectory) -> None:
     state, config = run.state, run.config
+    status, reason = run.outcome
     lines = [
-        f"run        {run.path}: {state['status']}{': ' + state['reason'] if state.get('reason') else ''}",
+        f"run        {run.path}: {status}{': ' + reason if reason else ''}",
         f"network    {config['net']}, {state['network']['parameters']:,} parameters; {config['objective']}, {config['precision']}",
         f"data       {config['data']}: {', '.join(f'{count:,} {name}' for name, count in state['samples'].items())}",
         f"ranks      {state['ranks']} on {state['nodes']} node(s), {state['replicas']} replica(s), batch {config['batch']} each",
         f"comm       {state['comm']['kind']} ({state['comm']['reason']})",
         f"placement  {state['placement']['kind']} ({state['placement']['reason']})",
         f"optim      {_pairs(config['optim'])}",
-        f"sync       {_pairs(config['sync'])} ({state.get('sync', {}).get('reason', 'asked for')})",
+        f"sync       {_pairs(config['sync'])} ({(state.get('sync') or {}).get('reason', 'asked for')})",
         f"seed       {config['seed']}{', deterministic' if config['deterministic'] else ''}",
     ]
     lines += [f"machine    {_machine_text(machine)}; {state['threads']} thread(s) per rank" for machine in run.machine[:4]]
@@ -158,8 +159,8 @@ def _print_head(console: Any, run: RunDirectory) -> None:
 
 
 def _machine_text(machine: dict[str, Any]) -> str:
-    cpu, versions = machine.get("cpu", {}), machine.get("versions", {})
-    gpus = [gpu.get("name", "GPU") for gpu in machine.get("gpus", [])]
+    cpu, versions = machine.get("cpu") or {}, machine.get("versions") or {}
+    gpus = [gpu.get("name") or "GPU" for gpu in machine.get("gpus") or []]
     parts = [
         str(machine.get("host")),
         f"{cpu.get('model') or cpu.get('architecture')}, {cpu.get('num_cores_usable')} core(s)",
@@ -215,12 +216,13 @@ def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
 
 def _print_table(console: Any, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column == "period" else "right")
+        table.add_column(Text(column), justify="left" if column == "period" else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as text: a record may contain what rich takes for markup
     console.print(table)
 
 
@@ -239,17 +241,21 @@ def _print_speedup(console: Any, speedup: Speedup, base: str) -> None:
         f"speedup    {speedup.per_epoch:.2f}x per epoch on {speedup.ranks} rank(s), base {base} on {speedup.base_ranks} rank(s) "
         f"({speedup.base_epoch_seconds:.3f} s → {speedup.epoch_seconds:.3f} s); efficiency {speedup.efficiency:.0%}",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
     if speedup.target is None:
         return
     if speedup.learning is None:
         who = "the base" if speedup.base_epochs is None else "the run"
-        console.print(f"learning   {speedup.target}: {who} did not reach it, so there is no learning speedup", highlight=False)
+        console.print(
+            f"learning   {speedup.target}: {who} did not reach it, so there is no learning speedup", highlight=False, markup=False
+        )
         return
     console.print(
         f"learning   {speedup.learning:.2f}x to {speedup.target} ({speedup.base_epochs} → {speedup.epochs} epochs); one run each: "
         "no evidence without repeats",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )

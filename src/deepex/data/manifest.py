@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from deepex.errors import ConfigError, DataError
 from deepex.record.files import write_json
+from deepex.record.strict import parse_json
 from deepex.record.table import from_table
 
 FILE_NAME = "manifest.json"
@@ -28,8 +29,10 @@ MARKER_NAME = ".packing"  # there from the start of a packing until the manifest
 FORMAT = "deepex-packed"
 VERSION = 1
 
+_REMEDY = "restore the file or pack the dataset again"
 _ITEM_BYTES = {"uint8": 1, "float16": 2, "float32": 4}
 _LABEL_BYTES = 8
+_MOST_VALUES, _MOST_SAMPLES = 10**12, 10**15  # above is no number of a dataset, and too much for numpy's
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -115,8 +118,8 @@ def load(directory: Path | str) -> Manifest:
     table = _read(path)
     try:
         return from_json(table)
-    except (ConfigError, DataError, OverflowError) as error:
-        raise DataError(f"{path}: {error}; restore the file or pack the dataset again") from error
+    except (ConfigError, DataError) as error:
+        raise DataError(f"{path}: {error}; {_REMEDY}") from error
 
 
 def save(directory: Path | str, manifest: Manifest) -> None:
@@ -176,16 +179,12 @@ def _table(value: object, what: str) -> Mapping[str, Any]:
 
 def _read(path: Path) -> object:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(_missing(path.parent)) from None
-    except json.JSONDecodeError as error:
-        reason = f"{path} is damaged at offset {error.pos}: {error.msg}"
-    except ValueError as error:
-        reason = f"{path} is damaged: {error}"
     except OSError as error:
-        reason = f"{path} cannot be read: {error.strerror}"
-    raise DataError(f"{reason}; restore the file or pack the dataset again")
+        raise DataError(f"{path} cannot be read: {error.strerror}; {_REMEDY}") from error
+    return parse_json(text, str(path), error=DataError, remedy=_REMEDY)
 
 
 def _missing(directory: Path) -> str:
@@ -218,6 +217,8 @@ def _problems_of_values(manifest: Manifest) -> Iterator[str]:
         yield "key 'name' is empty; give the dataset a name"
     if len(shape) != 3 or min(shape) < 1:
         yield f"key 'shape' is {list(shape)}; it must be [channels, height, width], each 1 or more"
+    elif math.prod(shape) > _MOST_VALUES:
+        yield f"key 'shape' is {list(shape)}; an image has at most {_MOST_VALUES:,} values"
     if manifest.seed < 0:
         yield f"key 'seed' is {manifest.seed}; it must be 0 or more"
     if len(scale) != 2 or not all(map(math.isfinite, scale)) or scale[0] >= scale[1]:
@@ -231,6 +232,8 @@ def _problems_of_values(manifest: Manifest) -> Iterator[str]:
 
 def _problems_of_part(part: Part, where: str, *, has_labels: bool) -> Iterator[str]:
     total = sum(file.count for file in part.files)
+    if total > _MOST_SAMPLES:
+        yield f"the files of {where} have {total} samples; a part has at most {_MOST_SAMPLES:,}"
     for index, file in enumerate(part.files):
         yield from _problems_of_file(file, f"{where}.files[{index}]", has_labels=has_labels)
     if part.count < 1:

@@ -32,6 +32,8 @@ class Overview:
 
 def look(dataset: PackedDataset) -> Overview:
     """Count the labels of all files; the values are those of some samples, spread over the train part."""
+    for bad in dataset.missing():
+        raise DataError(bad)
     manifest = dataset.manifest
     names = {name: dataset.part(name) for name in manifest.parts}
     counts = {name: _counts(part, manifest.classes) for name, part in names.items()} if manifest.classes else {}

@@ -111,7 +111,20 @@ def test_a_long_run_that_is_resumed_keeps_its_interval(path: Path) -> None:
     assert [line["span_seconds"] for line in read(path)] == pytest.approx([*spans, 0.8])
 
 
-@pytest.mark.parametrize("text", ["17\n", '{"other": 1}\n', '{"seco\n{}\n', "\xff\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "17\n",
+        '{"other": 1}\n',
+        '{"seco\n{}\n',
+        "\xff\n",
+        '{"seconds": 1, "span_seconds": 1e308}\n',
+        '{"seconds": 1, "span_seconds": Infinity}\n',
+        '{"seconds": "x", "span_seconds": 1}\n',
+        "[" * 100_000 + "\n",
+    ],
+    ids=lambda text: text[:40],
+)
 def test_a_file_that_is_none_of_ours_ends_no_run(path: Path, text: str) -> None:
     path.write_text(text, encoding="latin-1")
     series = Series(path, 0.2)
