@@ -45,7 +45,7 @@ def _arena_of_a_gpu(*arguments: Any, **options: Any) -> Arena:
 def _capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the captured runner what a CPU takes."""
     monkeypatch.setattr(learner_module, "Arena", _arena_of_a_gpu)
-    monkeypatch.setattr(choose, "_eager", lambda parts, _step, _clock, _reason: (CapturedRunner(parts, NoClock()), NoClock()))
+    monkeypatch.setattr(choose, "make_eager", lambda parts, _step, _clock, _reason: (CapturedRunner(parts, NoClock()), NoClock()))
 
 
 def _learner(monkeypatch: pytest.MonkeyPatch, config: RunConfig, *, captured: bool) -> Learner:

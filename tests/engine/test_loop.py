@@ -106,6 +106,8 @@ def test_one_collective_per_sync_on_the_arena_itself(
 ) -> None:
     log: list[tuple[str, int, int]] = []
     trainer = make_trainer(tmp_path, make_data(64), log, sync=sync, replicas=replicas)
+    assert {name for name, *_ in log} == {"gather"}, "ranks agree on the kind of step"
+    log.clear()
     trainer.begin(resumed=False)
     position = Position()
     arena = trainer.learner.arena

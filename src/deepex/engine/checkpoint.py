@@ -204,10 +204,13 @@ def _problems_of_position(header: dict[str, Any]) -> Iterator[str]:
         value = header.get(key, least)
         if type(value) is not int or not least <= value < _MOST:
             yield f"its {key!r} is {value!r}, not a whole number of at least {least}"
-    for key, count in (("sums", 3), ("apart", None)):
-        values = header.get(key, [])
-        if not isinstance(values, list) or not all(map(_is_number, values)) or count not in (None, len(values)):
-            yield f"its {key!r} is {values!r}, not {count or 'a list of'} numbers"
+    sums, apart = header.get("sums"), header.get("apart", [])
+    if not isinstance(sums, list) or len(sums) != 3 or not all(map(_is_number, sums)):
+        yield f"its 'sums' is {sums!r}, not three numbers"
+    if not isinstance(apart, list) or not all(
+        type(value) in (int, float) for value in apart
+    ):  # replicas may be infinitely far apart
+        yield f"its 'apart' is {apart!r}, not a list of numbers"
     if not _is_number(header.get("worst", 0.0)):
         yield f"its 'worst' is {header['worst']!r}, not a number"
     for key in ("layout", "rule", "own_crc32"):

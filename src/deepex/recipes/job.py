@@ -51,18 +51,26 @@ def make_job(config: RunConfig, comm: Communicator, *, ranks_on_device: int = 1)
     check_settings(config, device)
     network = build_network(config, dataset.manifest)
     _check_last_batch(config, network, dataset, shards)
-    check_network(network, config, dataset, shards, ranks=comm.size)
+    kept = _bytes_kept(config, network, dataset, shards, ranks=comm.size)
     config, sync_reason = _settle_sync(config, network, dataset, shards, per_rank=replicas // comm.size)
     return Job(
         config=config,
         network=network,
         dataset=dataset,
         device=device,
-        placement=_place(config, dataset, network, device=device, shards=shards, comm=comm, sharing=ranks_on_device),
+        placement=_place(config, dataset, network, kept, device=device, shards=shards, comm=comm, sharing=ranks_on_device),
         replicas=replicas,
         channels_last=config.layout == "channels_last",
         sync_reason=sync_reason,
     )
+
+
+def _bytes_kept(config: RunConfig, network: nn.Module, dataset: Dataset, shards: Shards, *, ranks: int) -> int | None:
+    """What a step keeps between its passes. A network of somebody's own is tried for it; ours are known to train."""
+    if ":" in config.net:
+        return check_network(network, config, dataset, shards, ranks=ranks).activation_bytes(config.batch)
+    channels, height, width = dataset.manifest.shape
+    return activation_bytes(network, (channels, *config.augment.size(height, width)), config.batch)
 
 
 def _settle_sync(
@@ -102,6 +110,7 @@ def _place(
     config: RunConfig,
     dataset: Dataset,
     network: nn.Module,
+    activation: int | None,
     *,
     device: torch.device,
     shards: Shards,
@@ -118,12 +127,11 @@ def _place(
     free_host = (describe_memory()["available_bytes"] or 0) // comm.place.local_size
     on_gpu = device.type == "cuda"
     weights = sum(parameter.nbytes for parameter in network.parameters())
-    channels, height, width = dataset.manifest.shape
     return choose_placement(
         config.placement,
         samples_bytes=(per_rank * shards.size(0) + validated) * sample_bytes,
         arena_bytes=_arena_slices(config, per_rank, on_gpu=on_gpu) * weights,
-        activation_bytes=activation_bytes(network, (channels, *config.augment.size(height, width)), config.batch),
+        activation_bytes=activation,
         device=device.type,
         free_device_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else free_host,
         free_host_bytes=free_host,
