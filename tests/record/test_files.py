@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deepex.errors import RunError, StorageError
 from deepex.record import files
-from deepex.record.files import read_json, write_atomic, write_json, write_text
+from deepex.record.files import read_json, read_lines, write_atomic, write_json, write_text
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_full_disk_in_a_directory_that_is_gone_is_still_one_error(tmp_path: Pa
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -220,3 +220,22 @@ def test_damaged_json_names_file_offset_and_remedy(tmp_path: Path, content: byte
 def test_a_file_that_is_gone_is_an_error_of_ours(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"machine\.json"):
         read_json(tmp_path / "machine.json")
+
+
+DAMAGES = ["[" * 100_000, "1" * 5000, "1e999", r'"\ud800"', '{"a": 1, "a": 2}']
+
+
+@pytest.mark.parametrize("content", DAMAGES, ids=lambda text: text[:6])
+def test_a_damage_that_python_has_no_error_for_is_an_error_of_ours(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content + "\n", encoding="utf-8")
+    with pytest.raises(RunError, match=r"a\.json is damaged"):
+        read_json(path)
+    path.write_text(f"1\n{content}\n", encoding="utf-8")
+    with pytest.raises(RunError, match=r"a\.json, line 2 is damaged.*delete the line or restore the file"):
+        read_lines(path)
+
+
+def test_lines_that_are_gone_are_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"resources\.jsonl cannot be read"):
+        read_lines(tmp_path / "resources.jsonl")

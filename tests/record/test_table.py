@@ -175,7 +175,7 @@ def test_to_table_refuses_nothing_that_from_table_takes(tmp_path: Path) -> None:
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)  # a lone surrogate is no text: no file can hold it
 finite = st.floats(allow_nan=False)
-plain = st.one_of(texts, st.integers(), finite, st.booleans())
+plain = st.one_of(texts, st.integers(-(2**63), 2**64 - 1), finite, st.booleans())  # a file with more bits is damaged
 options = st.dictionaries(
     texts,
     st.recursive(plain, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2), max_leaves=4),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deepex.errors import RunError, StorageError
+from deepex.record.strict import parse_json
 
 
 def write_atomic(path: Path, write: Callable[[Path], None], *, flush: bool = True) -> None:
@@ -46,28 +47,24 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; a damaged one is named with the offset of the damage."""
+def read_json(path: Path, *, finite: bool = False) -> Any:
+    """Read a JSON file; a damaged one is named with the place. `finite` refuses NaN and Infinity."""
+    return parse_json(read_bytes(path), str(path), finite=finite)
+
+
+def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
+    """Read a file of JSON lines. A last line without its end was cut off by a kill and is none."""
+    *lines, _cut = read_bytes(path).split(b"\n")
+    remedy = "delete the line or restore the file"
+    return [parse_json(line, f"{path}, line {number}", finite=finite, remedy=remedy) for number, line in enumerate(lines, start=1)]
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file of a record; one that cannot be read is an error of ours."""
     try:
-        return json.loads(path.read_bytes().decode("utf-8"))
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is damaged at offset {error.pos}: {error.msg}; restore it or start a new run") from error
-    except UnicodeDecodeError as error:
-        raise RunError(f"{path} is damaged at offset {error.start}: not UTF-8; restore it or start a new run") from error
+        return path.read_bytes()
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}; restore it or start a new run") from error
-
-
-def read_lines(path: Path) -> list[Any]:
-    """Read a file of JSON lines. A last line without its end was cut off by a kill and is none."""
-    *lines, _cut = path.read_bytes().split(b"\n")
-    found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            found.append(json.loads(line))
-        except ValueError as error:
-            raise RunError(f"{path}, line {number} is damaged: {error}; delete the line or restore the file") from error
-    return found
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

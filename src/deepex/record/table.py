@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomli_w
 
 from deepex.errors import ConfigError
+from deepex.record.strict import parse_toml
 
 T = TypeVar("T")
 
@@ -90,19 +91,16 @@ def parse_value(text: str) -> Any:
     if "\n" in text:  # TOML would read the next line as another key
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        return parse_toml(f"value = {text}", f"the value {text[:40]!a}", remedy="give another")["value"]
+    except ConfigError as error:
+        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            return text
+        raise
 
 
 def load_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; a syntax error names the file and the place."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}; mend it there") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file (byte {error.start} is not UTF-8)") from error
+    return parse_toml(path.read_bytes(), str(path))
 
 
 def dump_toml(table: Mapping[str, Any]) -> str:
