@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deepex.cli.output import checked
+
 if TYPE_CHECKING:  # at run time they are imported where they are used, so that `deepex --help` stays instant
     from deepex.cli.stages import Stages
     from deepex.comm import Communicator
@@ -78,7 +80,9 @@ Overwrite = Annotated[
 Compress = Annotated[
     bool, typer.Option("--compress", help="Compress the files of images, for a dataset that is shipped; it is then read whole.")
 ]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="The directory to make; it becomes a dataset in the last instant.")]
+Out = Annotated[
+    Path, typer.Argument(metavar="OUT", callback=checked, help="The directory to make; it becomes a dataset in the last instant.")
+]
 
 
 @app.command()
@@ -274,6 +278,7 @@ def make(  # noqa: PLR0917 - as above
     keep_trajectories: Annotated[
         Path | None,
         typer.Option(
+            callback=checked,
             help="pf: also keep the trajectories in this directory, as DCD. Those of other images or another seed are refused, "
             "or removed with --overwrite.",
             show_default=False,
@@ -318,7 +323,10 @@ def make(  # noqa: PLR0917 - as above
 def info(
     directory: Dataset,
     sheet: Annotated[
-        Path | None, typer.Option(help="Write a contact sheet, a PNG with samples of each class, to this file.", show_default=False)
+        Path | None,
+        typer.Option(
+            callback=checked, help="Write a contact sheet, a PNG with samples of each class, to this file.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

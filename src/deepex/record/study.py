@@ -28,7 +28,6 @@ from deepex.record.table import from_table
 SCHEMA: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9_+=,-][A-Za-z0-9_.+=,-]{0,199}")
 _MOST_RANKS: Final = 10_000_000
-_MOST_NUMBER: Final = 2**63  # what every reader of a table can hold
 _MOST_WORDS: Final = 500  # characters of what was wrong: the value may be the whole file
 
 
@@ -103,7 +102,7 @@ class StudyDirectory:
     def state(self) -> dict[str, Any]:
         """What `study.json` says; every key has been checked, but for those of the plan."""
         path = self.path / "study.json"
-        state = read_json(path)
+        state = read_json(path, finite=True)
         if not isinstance(state, dict):
             raise RunError(f"{path} holds {type(state).__name__}, not a table; restore it or start a new study")
         if state.get("schema") != SCHEMA:
@@ -111,7 +110,7 @@ class StudyDirectory:
             raise RunError(f"{self.path} has schema {schema}, this DeepEx reads {SCHEMA}; use the version that wrote it")
         try:
             from_table(_Content, state)
-        except (ConfigError, OverflowError, RecursionError) as error:
+        except ConfigError as error:
             raise _damaged(path, error) from error
         return state
 
@@ -131,7 +130,7 @@ class StudyDirectory:
         try:
             plan = tuple(from_table(PlannedRun, table, f"plan.{number}.") for number, table in enumerate(tables))
             _check_plan(plan)
-        except (ConfigError, OverflowError, RecursionError) as error:
+        except ConfigError as error:
             raise _damaged(self.path / "study.json", error) from error
         return plan
 
@@ -198,8 +197,8 @@ def _check_planned(planned: PlannedRun, where: str) -> None:
         )
     if not 1 <= planned.ranks <= _MOST_RANKS:
         raise ConfigError(f"key '{where}ranks' is {planned.ranks}; it must be from 1 to {_MOST_RANKS}")
-    if not 1 <= planned.repeat < _MOST_NUMBER:
-        raise ConfigError(f"key '{where}repeat' is {planned.repeat}; it must be at least 1, and below 2^63")
+    if planned.repeat < 1:
+        raise ConfigError(f"key '{where}repeat' is {planned.repeat}; it must be at least 1")
     if not planned.command:
         raise ConfigError(f"key '{where}command' is empty; it must be what is run: a program and its arguments")
     if planned.estimate_seconds is not None and not 0 <= planned.estimate_seconds < math.inf:
@@ -208,14 +207,12 @@ def _check_planned(planned: PlannedRun, where: str) -> None:
 
 def _check_varied(varied: Mapping[str, Any], where: str) -> None:
     for key, value in varied.items():
-        small = abs(value) < _MOST_NUMBER if isinstance(value, int | float) else isinstance(value, str)
-        if not small:  # what is no number has no size either
-            raise ConfigError(f"key '{where}.{key}' is {value!r}; it must be a text, true, false, or a number below 2^63")
+        if not isinstance(value, str | int | float):
+            raise ConfigError(f"key '{where}.{key}' is {value!r}; it must be a text, a number, true or false")
 
 
-def _damaged(path: Path, error: Exception) -> RunError:
-    words = "it is nested too deeply" if isinstance(error, RecursionError) else _shorten(str(error))
-    return RunError(f"{path} is damaged: {words}; restore it or start a new study")
+def _damaged(path: Path, error: ConfigError) -> RunError:
+    return RunError(f"{path} is damaged: {_shorten(str(error))}; restore it or start a new study")
 
 
 def _shorten(text: str) -> str:

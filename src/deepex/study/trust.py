@@ -17,12 +17,12 @@ from deepex.comm.selection import KINDS
 from deepex.errors import ConfigError, RunError
 from deepex.recipes import find_config
 from deepex.record import PlannedRun, RunDirectory, StudyDirectory
+from deepex.record.paths import CONTROL
 from deepex.record.table import parse_assignments
 from deepex.study.frameworks import FRAMEWORKS
 from deepex.study.storage.copies import FORMATS
 
 _KEY: Final = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_.]*\s*")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?(e-?[0-9]{1,2})?")
 _SIZES: Final = re.compile(r"[0-9]{1,18}(,[0-9]{1,18})*")
 _MOST_WORDS: Final = 200
@@ -121,13 +121,13 @@ def _training(words: Sequence[str]) -> str:
     if not words:
         return "it names no recipe"
     recipe, *settings = words
-    if recipe.startswith("-") or _CONTROL.search(recipe):
+    if recipe.startswith("-") or CONTROL.search(recipe):
         return f"{_short(recipe)} is no recipe"
     if len(settings) % 2:
         return f"{_short(settings[-1])} stands alone"
     for option, text in zip(settings[::2], settings[1::2], strict=True):
         key, equals, value = text.partition("=")
-        if option != "--set" or not equals or not _KEY.fullmatch(key) or _CONTROL.search(value):
+        if option != "--set" or not equals or not _KEY.fullmatch(key) or CONTROL.search(value):
             return f"{_short(f'{option} {text}')} is no --set KEY=VALUE"
     return ""
 
@@ -157,7 +157,7 @@ def _copy(words: Sequence[str]) -> str:
         return "it takes DATA DIRECTORY FORMAT"
     *paths, form = words
     for path in paths:
-        if not path or path.startswith("-") or _CONTROL.search(path):
+        if not path or path.startswith("-") or CONTROL.search(path):
             return f"{_short(path)} is no path"
     return "" if form in FORMATS else f"{_short(form)} is no format: {', '.join(FORMATS)}"
 
