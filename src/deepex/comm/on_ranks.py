@@ -1,4 +1,4 @@
-"""Start a module on ranks of this machine: `python -m deepex.comm.on_ranks 4 deepex.study.transfer --out DIR`."""
+"""Start a module on ranks of this machine: `python -P -m deepex.comm.on_ranks 4 deepex.study.transfer --out DIR`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""One rank of a framework's job: `python -m deepex.study.frameworks NAME RECIPE --out DIR`, as `deepex train RECIPE` is.
+"""One rank of a framework's job: `python -P -m deepex.study.frameworks NAME RECIPE --out DIR`, as `deepex train RECIPE` is.
 
 What is written is a run directory that everything reads which reads those of DeepEx. A mistake ends with one line and exit code 2,
 a failure with one line and exit code 1; if there is no run directory yet, the reason is in DIR/failure.json.
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m deepex.study.frameworks", description="Train with another framework.")
+    parser = argparse.ArgumentParser(prog="python -P -m deepex.study.frameworks", description="Train with another framework.")
     parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(FRAMEWORKS))
     parser.add_argument("recipe", nargs="?", metavar="RECIPE|FILE.toml", help="what `deepex train` takes")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set a key of the configuration")
@@ -63,13 +63,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(name: str, recipe: str, changes: dict[str, Any], out: Path, watcher: "Watcher | None" = None) -> RunDirectory:
     """Train what a recipe with some changes says with the framework `name`, on the ranks that the launcher started."""
+    from deepex.comm.early import load_mpi
+    from deepex.machine.heap import keep_heap, keep_tensors
+
+    sys.path.append(str(Path.cwd()))  # where `net=module:function` is looked up last, as by `deepex train`
+    load_mpi()
+    keep_tensors(os.environ)  # before what follows loads PyTorch; the others profit as DeepEx does
     framework = find(name)
     found = framework.available()
     if found.version is None:
         raise ConfigError(f"{name} cannot be compared with: {found.reason}")
-    from deepex.machine.heap import keep_heap, keep_tensors
-
-    keep_tensors(os.environ)  # before what follows loads PyTorch; the others profit as DeepEx does
     heap = keep_heap(os.environ)
     from deepex.recipes import find_config
 

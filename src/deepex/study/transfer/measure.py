@@ -1,6 +1,6 @@
 """What the machine's paths carry: within memory, between host and device, from rank to rank, and in an all-reduce.
 
-    mpiexec -n 4 python -m deepex.study.transfer --out measurements.json --comm mpi --sizes 8,1024,1048576
+    mpiexec -n 4 python -P -m deepex.study.transfer --out measurements.json --comm mpi --sizes 8,1024,1048576
 
     tables = measure(comm, sizes=[8, 1 << 20])      # collective; every rank gets them all
 
@@ -217,7 +217,7 @@ def _file(out: str) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program; every error that is ours becomes one line."""
-    parser = argparse.ArgumentParser(prog="python -m deepex.study.transfer", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -P -m deepex.study.transfer", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", metavar="FILE", required=True, help="the JSON file to write; in a directory, measurements.json")
     parser.add_argument("--comm", default="auto", help="auto, mpi, gloo or nccl [auto]")
     parser.add_argument("--sizes", default="", metavar="BYTES,…", help="[8 to 67108864, each 4 times the one before]")
