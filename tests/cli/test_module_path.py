@@ -1,6 +1,5 @@
 """What lies in the current directory is no module of the library, and a network there is found."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from deepex.data.dataset import PackedDataset
 from deepex.record import RunDirectory, StudyDirectory
 from tests.mpi import HANGS, rank_environ
 
@@ -67,6 +68,9 @@ def test_the_runs_of_a_study_find_it_too(safe: bool, folder: Path) -> None:
 @pytest.mark.slow
 @SAFE
 def test_worker_processes_take_no_module_from_there(safe: bool, folder: Path) -> None:
-    np.save(folder / "images.npy", np.zeros((200, 8, 8), np.uint8))
-    run(folder, "-m", "deepex", "data", "pack", "images.npy", "out", "--workers", "2", "--validation", "0.5", safe=safe)
-    assert "PYTHONSAFEPATH" not in os.environ
+    for number in range(8):
+        path = folder / "images" / f"class-{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(path)
+    run(folder, "-m", "deepex", "data", "pack", "images", "out", "--workers", "2", "--validation", "0.5", safe=safe)
+    assert PackedDataset.open(folder / "out").part("train").count == 4
