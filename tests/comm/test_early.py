@@ -38,7 +38,7 @@ def orders(stdout: str) -> list[list[str]]:
 def test_programs_of_studies_load_mpi_first(name: str, options: list[str], tmp_path: Path) -> None:
     done = run_ranks(2, "-c", ORDER, "run", name, *options, "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
-    assert orders(done.stdout) == [["mpi4py.MPI", "torch"]] * 2
+    assert orders(done.stdout) == [["mpi4py.MPI", "torch"]] * 2, done.stdout
 
 
 @pytest.mark.slow
