@@ -89,7 +89,7 @@ def deepex_epochs(
     comm = SoloCommunicator()
     run = RunDirectory.create(Path(tempfile.mkdtemp()) / "run", {}, [], {})
     trainer = Trainer(make_job(config, comm), comm, run, Watcher(), clock=clock)
-    trainer.load(None)
+    trainer.begin(resumed=False)
     learner, state = trainer.learner, {"epoch": 0}
 
     def epoch() -> None:

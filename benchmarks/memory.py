@@ -98,7 +98,7 @@ def deepex_case(case: dict[str, Any]) -> dict[str, int]:
     found = {"start": resident()}
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(case, SoloCommunicator(), folder)
-        trainer.load(None)
+        trainer.begin(resumed=False)
         learner, arena = trainer.learner, trainer.learner.arena
         found |= {"built": resident(), "building": resident("VmHWM")}
         train(trainer)
@@ -140,7 +140,7 @@ def events_case(case: dict[str, Any]) -> dict[str, int] | None:
         learner, arena = trainer.learner, trainer.learner.arena
         arena.memory.mul_(1.0)
         comm.sum(torch.zeros(1 << 20))  # what MPI allocates once, for messages of any size
-        found = {"initial broadcast": growth(lambda: trainer.load(None))}
+        found = {"initial broadcast": growth(lambda: trainer.begin(resumed=False))}
         train(trainer)
         found["sync"] = growth(lambda: learner.strategy.agreement.reach(comm, request=0.0, rate=0.0))
         plain = torch.ones(learner.sync_bytes // arena.memory.itemsize, dtype=arena.memory.dtype)
@@ -152,7 +152,7 @@ def events_case(case: dict[str, Any]) -> dict[str, int] | None:
         weights = Path(folder) / "weights.safetensors"
         found["final weights"] = growth(lambda: checkpoints.save_weights(weights, arena, learner.network))
         if comm.rank == 0:
-            found["resume"] = growth(lambda: trainer.load(checkpoints.newest(directory)))
+            found["resume"] = growth(lambda: trainer.restore(checkpoints.newest(directory)))
             found["layout trial"] = _trial_growth(case)
         found = {name: max(row.get(name, 0) for row in comm.gather(found)) for name in comm.gather(found)[0]}
     return {**found, "arena": arena.memory.nbytes} if comm.rank == 0 else None

@@ -92,7 +92,7 @@ def deepex_epochs(config: RunConfig, clock: PhaseClock) -> tuple[Callable[[], fl
     job = make_job(config, SoloCommunicator())
     run = RunDirectory.create(Path(tempfile.mkdtemp()) / "run", {}, [], {})
     trainer = Trainer(job, SoloCommunicator(), run, Watcher(), clock=clock)
-    trainer.load(None)
+    trainer.begin(resumed=False)
     return bench.epochs(trainer.learner), job.network
 
 

@@ -5,6 +5,7 @@
     │   ├── ConfigError      a key, a value or a combination of them
     │   ├── DataError        a dataset or an input file
     │   ├── RunError         a run directory or a checkpoint
+    │   │   └── DamagedError     a file of it is not what was written; an earlier one may be
     │   └── UnknownName      a look-up that failed; lists the choices
     └── FailureError         exit code 1: the run went wrong
         ├── DivergedError    the loss is no longer a number
@@ -21,9 +22,13 @@ from difflib import get_close_matches
 
 
 class DeepexError(Exception):
-    """Anything DeepEx raises on purpose. `exit_code` is what the command line ends with."""
+    """Anything DeepEx raises on purpose. `exit_code` is what the command line ends with.
+
+    `agreed`: every rank of the job raises it, so one of them tells it and none waits for another.
+    """
 
     exit_code = 1
+    agreed = False
 
 
 class UserError(DeepexError):
@@ -42,6 +47,10 @@ class DataError(UserError):
 
 class RunError(UserError):
     """A run directory or checkpoint that cannot be used as asked."""
+
+
+class DamagedError(RunError):
+    """A file of a run that is not what was written."""
 
 
 class UnknownName(UserError):  # noqa: N818 - reads better where it is raised

@@ -20,7 +20,7 @@ def _with_background(check: Check) -> Callable[[Communicator], None]:
     @functools.wraps(check)
     def checked(comm: Communicator) -> None:
         if not _may_have_one(comm):
-            with pytest.raises(CommError, match="connect with thread_level='MULTIPLE'"):
+            with pytest.raises(CommError, match=r"initialise it with MPI\.Init_thread"):
                 Background(comm)
             return
         background = Background(comm)

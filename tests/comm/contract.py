@@ -21,9 +21,9 @@ import pytest
 import torch
 
 from deepex.comm import Communicator, as_communicator, connect
-from deepex.comm.mpi import start_mpi
 from deepex.comm.nodes import describe_nodes
 from deepex.comm.solo import SoloCommunicator
+from deepex.comm.start import start_mpi
 from deepex.errors import CommError
 from tests.comm import background_contract
 
@@ -285,8 +285,8 @@ def check_split_again_and_again(comm: Communicator) -> None:
     held.close()
 
 
-def _made(kind: str, thread_level: str) -> Communicator:
-    return SoloCommunicator() if kind == "solo" else connect(kind, thread_level=thread_level)
+def _made(kind: str) -> Communicator:
+    return SoloCommunicator() if kind == "solo" else connect(kind)
 
 
 def _made_of_first(size: int, kind: str) -> Communicator | None:
@@ -305,9 +305,9 @@ def _made_of_first(size: int, kind: str) -> Communicator | None:
 CHECKS = [value for name, value in sorted((globals() | vars(background_contract)).items()) if name.startswith("check_")]
 
 
-def main(kind: str, size: int | None, thread_level: str) -> None:
+def main(kind: str, size: int | None) -> None:
     """Run every check, in the same order on every rank, and print what rank 0 to the last found."""
-    comm = _made(kind, thread_level) if size is None else _made_of_first(size, kind)
+    comm = _made(kind) if size is None else _made_of_first(size, kind)
     if comm is None:
         return
     assert comm.kind == kind
@@ -341,8 +341,8 @@ def _gloo_threads() -> list[str]:
 
 
 if __name__ == "__main__":
-    if "mpi" in sys.argv:  # with just this thread level: `connect` asks for more where ranks share cores
+    if "mpi" in sys.argv:  # with just this thread level, as a program that hands us a communicator may: ours is always MULTIPLE
         start_mpi(sys.argv[1])
     for each in sys.argv[2:]:
         name, _, ranks = each.partition(":")
-        main(name, int(ranks) if ranks else None, sys.argv[1])
+        main(name, int(ranks) if ranks else None)

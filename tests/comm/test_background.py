@@ -14,7 +14,7 @@ import torch
 from deepex.comm import Background, connect
 from deepex.comm.together import abort_on_failure
 
-comm = connect(sys.argv[1], thread_level="MULTIPLE")
+comm = connect(sys.argv[1])
 background = Background(comm)
 say = lambda text: print(text, file=sys.stderr, flush=True)
 with abort_on_failure(comm, say, lambda text: None):

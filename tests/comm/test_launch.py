@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deepex.comm import launch as module
+from deepex.comm.joining import FOLDER
 from deepex.comm.launch import launch, launcher_prefix
 from deepex.errors import CommError, ConfigError
 from tests.mpi import HANGS, rank_environ
@@ -85,7 +86,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_rank_that_is_killed_while_it_reports_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks may have reported before, and the launcher reads what is there."""
-    environ = {module._FAILURE_FILE: str(tmp_path / "code")}
+    environ = {FOLDER: str(tmp_path)}
     module.leave_code(2, environ)
 
     def killed(path: Path, _text: str, encoding: str) -> None:

@@ -251,7 +251,7 @@ ALONE = {
     },
     "a PBS batch script": PBS,
     "an LSF batch script": LSF,
-    "variables that only look like torchrun's": {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},
+    "a variable RANK of somebody's own": {"RANK": "5", "LOCAL_RANK": "1"},
 }
 
 
@@ -297,12 +297,31 @@ def test_a_launcher_that_tells_no_more_than_rank_and_size_stands_for_one_node() 
     assert place.launcher == "pmi"
 
 
-def test_an_uneven_last_node() -> None:
-    """7 tasks on 2 nodes, 4 and 3: Slurm tells no local size, so it is that of the fuller node."""
-    place = find_place(
-        SRUN | {"SLURM_PROCID": "6", "SLURM_LOCALID": "2", "SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "4,3"}
-    )
-    assert numbers(place) == (6, 7, 2, 4, 1, 2)
+@pytest.mark.parametrize(
+    ("told", "sizes"),
+    [("3,1", [3, 1]), ("2(x2)", [2, 2]), ("1,2,1", [1, 2, 1]), ("4,3", [4, 3]), ("3(x2),1", [3, 3, 1]), ("1(x3),5", [1, 1, 1, 5])],
+)
+def test_nodes_of_different_sizes_are_counted_as_slurm_lists_them(told: str, sizes: list[int]) -> None:
+    ranks = [(node, local) for node, size in enumerate(sizes) for local in range(size)]
+    for rank, (node, local) in enumerate(ranks):
+        step = {"SLURM_STEP_NUM_TASKS": str(len(ranks)), "SLURM_STEP_NUM_NODES": str(len(sizes)), "SLURM_STEP_TASKS_PER_NODE": told}
+        here = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node)}
+        assert numbers(find_place(SRUN | step | here)) == (rank, len(ranks), local, sizes[node], node, len(sizes))
+
+
+@pytest.mark.parametrize("told", ["", "3", "x", "2(x2", "9(x9)", "3,-1"])
+def test_a_list_that_does_not_fit_the_job_tells_nothing(told: str) -> None:
+    """Then the fuller node's size stands for all."""
+    uneven = {"SLURM_PROCID": "6", "SLURM_LOCALID": "2", "SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": told}
+    assert numbers(find_place(SRUN | uneven)) == (6, 7, 2, 4, 1, 2)
+
+
+def test_rank_and_world_size_alone_are_a_launch_too() -> None:
+    """As schedulers set them for PyTorch; any launcher's own variables count more."""
+    told = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "n1"}
+    place = find_place(SHELL | told)
+    assert (place.rank, place.size, place.local_rank, place.local_size, place.launcher) == (5, 8, 1, 4, "environment")
+    assert find_place(told | HYDRA | {"PMI_RANK": "2"}).rank == 2
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
@@ -310,7 +329,7 @@ def test_each_launchers_whole_job_is_a_permutation_of_ranks(launcher: Any) -> No
     """Every rank of 2 × 4, from the variables in the table alone: each pair of node and local rank comes once."""
     places = []
     for rank in range(8):
-        values = dict.fromkeys(launcher.requires, "1")
+        values = dict.fromkeys(launcher.requires, "8")
         for names, value in (
             (launcher.rank, rank),
             (launcher.size, 8),
@@ -339,6 +358,7 @@ BARE = {
     "mpich": HYDRA,
     "slurm": SRUN,
     "pmi": {"PMI_RANK": "5", "PMI_SIZE": "8"},
+    "environment": {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
 }
 
 VARIABLES = [
@@ -361,7 +381,7 @@ def test_a_value_that_is_no_number_names_its_variable(launcher: str, name: str, 
 
 
 @pytest.mark.parametrize(
-    "launcher", [launcher for launcher in LAUNCHERS if launcher.name in BARE], ids=lambda launcher: launcher.name
+    "launcher", [launcher for launcher in LAUNCHERS if launcher.requires != launcher.size], ids=lambda launcher: launcher.name
 )
 def test_a_missing_size_names_what_was_looked_for(launcher: Any) -> None:
     environ = {key: value for key, value in BARE[launcher.name].items() if key not in launcher.size}

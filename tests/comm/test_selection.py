@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deepex.comm import Communicator, Place, as_communicator, choose, connect
-from deepex.comm.selection import KINDS, shares_cores
+from deepex.comm.selection import KINDS
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError, UnknownName
 from tests.mpi import rank_environ, run_ranks
@@ -17,25 +17,26 @@ ONE = Place()
 FOUR = Place(rank=1, size=4, local_rank=1, local_size=4, launcher="mpich")  # on one node
 EIGHT = Place(rank=5, size=8, local_rank=1, local_size=4, node=1, num_nodes=2, launcher="slurm")
 TORCHRUN = Place(rank=1, size=4, local_rank=1, local_size=4, launcher="torchrun")
+ENVIRONMENT = Place(rank=1, size=4, local_rank=1, local_size=4, launcher="environment")
 
 
 @pytest.mark.parametrize(
     ("place", "options", "kind", "reason"),
     [
         (ONE, {"device": "cpu"}, "solo", "one rank: nothing to communicate"),
-        (ONE, {"device": "cuda", "num_devices": 4}, "solo", "one rank"),
+        (ONE, {"device": "cuda"}, "solo", "one rank"),
         (FOUR, {"device": "cpu"}, "mpi", "4 ranks on CPUs: the machine's MPI"),
         (EIGHT, {"device": "cpu"}, "mpi", "8 ranks on CPUs"),
         (TORCHRUN, {"device": "cpu"}, "gloo", "started by torchrun, without a GPU per rank"),
-        (FOUR, {"device": "cuda", "num_devices": 4}, "nccl", "one GPU per rank"),
-        (FOUR, {"device": "cuda", "num_devices": 8}, "nccl", "one GPU per rank"),
-        (EIGHT, {"device": "cuda", "num_devices": 4}, "nccl", "one GPU per rank"),
-        (TORCHRUN, {"device": "cuda", "num_devices": 4}, "nccl", "one GPU per rank"),
-        (FOUR, {"device": "cuda", "num_devices": 3}, "mpi", "4 ranks share 3 GPU(s), which NCCL refuses: MPI"),
-        (FOUR, {"device": "cuda", "num_devices": 1}, "mpi", "staged through pinned host memory"),
-        (FOUR, {"device": "cuda", "num_devices": 1, "mpi_cuda_aware": True}, "mpi", "by device pointer"),
-        (FOUR, {"device": "cuda", "num_devices": 1, "mpi_cuda_aware": False}, "mpi", "staged through pinned host memory"),
-        (TORCHRUN, {"device": "cuda", "num_devices": 1}, "gloo", "started by torchrun, without a GPU per rank"),
+        (ENVIRONMENT, {"device": "cpu"}, "gloo", "started by RANK and WORLD_SIZE, without a GPU per rank"),
+        (FOUR, {"device": "cuda"}, "nccl", "one GPU per rank"),
+        (EIGHT, {"device": "cuda", "own_device": True}, "nccl", "one GPU per rank"),
+        (TORCHRUN, {"device": "cuda"}, "nccl", "one GPU per rank"),
+        (FOUR, {"device": "cuda", "own_device": False, "num_devices": 3}, "mpi", "4 ranks share 3 GPU(s), which NCCL refuses: MPI"),
+        (FOUR, {"device": "cuda", "own_device": False}, "mpi", "staged through pinned host memory"),
+        (FOUR, {"device": "cuda", "own_device": False, "mpi_cuda_aware": True}, "mpi", "by device pointer"),
+        (FOUR, {"device": "cuda", "own_device": False, "mpi_cuda_aware": False}, "mpi", "staged through pinned host memory"),
+        (TORCHRUN, {"device": "cuda", "own_device": False}, "gloo", "started by torchrun, without a GPU per rank"),
     ],
 )
 def test_auto_says_what_and_why(place: Place, options: dict[str, Any], kind: str, reason: str) -> None:
@@ -54,7 +55,7 @@ def test_what_is_asked_for_is_taken(kind: str, place: Place, device: str) -> Non
 
 def test_solo_and_nccl_can_be_asked_for_where_they_work() -> None:
     assert choose("solo", place=ONE, device="cuda").kind == "solo"
-    assert choose("nccl", place=FOUR, device="cuda", num_devices=4).kind == "nccl"
+    assert choose("nccl", place=FOUR, device="cuda").kind == "nccl"
 
 
 def test_solo_is_refused_for_several_ranks() -> None:
@@ -87,26 +88,18 @@ def test_connect_refuses_what_choose_refuses() -> None:
         connect("nccl", device="cpu", environ={})
 
 
-@pytest.mark.parametrize(
-    ("logical", "limit", "shared"), [(4, None, False), (3, None, True), (64, 2, True), (64, 4, False), (None, None, False)]
-)
-def test_ranks_share_cores_where_there_are_fewer(
-    logical: int | None, limit: int | None, shared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cpu = {"num_cores_logical": logical, "num_cores_limit": limit, "num_cores_usable": 1}
-    monkeypatch.setattr("deepex.comm.selection.describe_cpu", lambda: cpu)
-    assert shares_cores(FOUR) == shared
-
-
-@pytest.mark.parametrize(("cores", "level"), [(1, "MULTIPLE"), (2, "FUNNELED")])
-def test_ranks_that_share_cores_wait_without_holding_them(cores: int, level: str) -> None:
-    """Which MPICH does where several threads may call it."""
-    program = f"""
-import deepex.comm.selection as selection
-selection.describe_cpu = lambda: {{"num_cores_logical": {cores}, "num_cores_limit": None}}
-comm = selection.connect("mpi")
+def test_every_rank_starts_mpi_with_one_thread_level_whatever_its_node_and_configuration() -> None:
+    """Ranks of MPICH that differ in it give wrong sums, without an error."""
+    program = """
+import deepex.machine.hardware as hardware
+from deepex.comm.place import find_place
+import os
+rank = find_place(os.environ).rank
+hardware.describe_cpu = lambda: {"num_cores_logical": 1 + 63 * rank, "num_cores_limit": None, "num_cores_usable": 1}
+from deepex.comm import connect
+comm = connect("mpi" if rank else "auto")
 from mpi4py import MPI
-print(MPI.Query_thread() == MPI.THREAD_{level})
+print(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 """
     done = run_ranks(2, "-c", program)
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 import deepex
 from deepex.comm import Communicator, connect
+from deepex.comm.start import start_mpi
 from tests.comm.background_contract import Wrapping
 
 SECONDS_PER_NUMBER = 15e-6
@@ -41,7 +42,8 @@ class Slow(Wrapping):
 
 
 def main(data: str, out: str, thread_level: str) -> None:
-    comm = connect("mpi", thread_level=thread_level)
+    start_mpi(thread_level)
+    comm = connect("mpi")
     changes = {
         "data": data,
         "net": "tests.networks:normed",

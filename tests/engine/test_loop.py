@@ -14,7 +14,7 @@ import deepex
 from deepex.comm import Communicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.engine import checkpoint as checkpoints
-from deepex.engine.checkpoint import Checkpoint, CheckpointConfig
+from deepex.engine.checkpoint import Checkpoint, CheckpointConfig, Position
 from deepex.engine.config import RunConfig
 from deepex.engine.trainer import Trainer
 from deepex.engine.watch import Watcher
@@ -106,7 +106,8 @@ def test_one_collective_per_sync_on_the_arena_itself(
 ) -> None:
     log: list[tuple[str, int, int]] = []
     trainer = make_trainer(tmp_path, make_data(64), log, sync=sync, replicas=replicas)
-    position = trainer.load(None)
+    trainer.begin(resumed=False)
+    position = Position()
     arena = trainer.learner.arena
     assert log == [("broadcast", arena.state.data_ptr(), arena.state.numel())], "the start is one broadcast of the state"
     log.clear()
@@ -125,7 +126,8 @@ def test_compute_phases_contain_no_collective(make_data: MakeData, tmp_path: Pat
     """The mark that follows a collective is the sync phase's; so its time is in no other phase."""
     log: list[tuple[str, int, int]] = []
     trainer = make_trainer(tmp_path, make_data(64), log, sync=SyncConfig(period=3), replicas=2)
-    trainer.run(trainer.load(None))
+    trainer.begin(resumed=False)
+    trainer.run(Position())
     sums = [index for index, entry in enumerate(log) if entry[0] == "sum"]
     assert sums
     for index in sums:
@@ -149,7 +151,8 @@ def test_the_host_reads_the_device_once_per_epoch(
         monkeypatch.setattr(torch.Tensor, name, counted)
     trainer = make_trainer(tmp_path, make_data(samples), [], epochs=1)
     reads.clear()
-    trainer.run(trainer.load(None))
+    trainer.begin(resumed=False)
+    trainer.run(Position())
     assert sum(reads.values()) <= 8, reads
 
 
@@ -175,7 +178,8 @@ def test_a_checkpoint_within_an_epoch_is_in_no_phase(make_data: MakeData, tmp_pa
     trainer = make_trainer(tmp_path, make_data(64), log, **keys)
     monkeypatch.setattr(checkpoints, "save", lambda *_, **__: log.append("save"))
     monkeypatch.setattr(trainer.learner.clock, "start", lambda: log.append("start"))
-    trainer.run(trainer.load(None))
+    trainer.begin(resumed=False)
+    trainer.run(Position())
     after = [log[index + 1 : index + 2] for index, entry in enumerate(log) if entry == "save"]
     assert after == [["start"]] * 3 + [[]], "at three syncs within the epoch, and at its end"
 

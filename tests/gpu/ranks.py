@@ -56,9 +56,9 @@ def check_long_work(background: Background) -> None:
 if __name__ == "__main__":
     kind = sys.argv[1]
     if kind == "staged":
-        comm = MpiCommunicator(cuda_aware=False, thread_level="MULTIPLE")
+        comm = MpiCommunicator(cuda_aware=False)
     elif kind == "mpi":
-        comm = MpiCommunicator(thread_level="MULTIPLE")
+        comm = MpiCommunicator()
     else:
         comm = connect(kind, device="cuda")
     for count in (5, 1_000_003):

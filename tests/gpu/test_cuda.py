@@ -79,7 +79,7 @@ def test_no_device_synchronisation_within_an_epoch(changes: dict, placement: str
     comm = SoloCommunicator()
     run = RunDirectory.create(tmp_path / "run", {}, [], {})
     trainer = Trainer(make_job(config, comm), comm, run, Watcher())
-    trainer.load(None)
+    trainer.begin(resumed=False)
     learner = trainer.learner
     for epoch in range(2):  # the first warms up: cuDNN plans and events are made
         learner.begin_epoch(epoch, 0)
@@ -100,7 +100,7 @@ def test_memory_of_a_rank(make_data: MakeData, tmp_path: Path) -> None:
     config = deepex.recipe("fashion-resnet", {"data": str(make_data(192)), "batch": 8})
     comm = SoloCommunicator()
     trainer = Trainer(make_job(config, comm), comm, RunDirectory.create(tmp_path / "run", {}, [], {}), Watcher())
-    trainer.load(None)
+    trainer.begin(resumed=False)
     arena, shard = trainer.learner.arena, 192 * (28 * 28 + 8)
     assert arena.memory.nbytes < 1.02 * 3 * 4 * arena.num_parameters
     assert torch.cuda.memory_allocated() - before < arena.memory.nbytes + 2 * shard + (2 << 20)

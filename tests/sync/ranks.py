@@ -32,7 +32,7 @@ WAYS = {
 
 
 def main(words: list[str]) -> None:
-    world = connect("mpi", thread_level="MULTIPLE")
+    world = connect("mpi")
     assert isinstance(world, MpiCommunicator)
     for word in words:
         kind, _, size = word.partition(":")

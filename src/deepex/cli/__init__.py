@@ -200,7 +200,7 @@ def main() -> None:
     try:
         code = app(prog_name="deepex", standalone_mode=False)
     except DeepexError as error:
-        _fail(str(error), error.exit_code)
+        _fail(str(error), error.exit_code, agreed=error.agreed)
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", _INTERRUPTED)
     except Exception as error:
@@ -215,10 +215,10 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int) -> None:
-    from deepex.comm.launch import fail
+def _fail(message: str, code: int, *, agreed: bool = False) -> None:
+    from deepex.comm.start import fail
 
-    fail(message, code)
+    fail(message, code, agreed=agreed)
 
 
 def _verb(name: str) -> Any:

@@ -110,6 +110,7 @@ def _choices(facts: Facts, plan: Facts, place: "Place") -> Facts:
                 place=where,
                 device=plan["device"],
                 mpi_cuda_aware=facts["mpi"]["cuda_aware"],
+                own_device=where.local_size <= num_devices,
                 num_devices=num_devices,
             )
             choices[name] = {"kind": choice.kind, "reason": choice.reason}

@@ -32,6 +32,20 @@ def train(
         raise ConfigError("train takes a RECIPE or FILE.toml, or --resume DIR: one of them")
     if ranks is not None and ranks != _started_ranks():
         sys.exit(_launch(ranks))
+    from deepex.comm.start import Start
+
+    start = Start.begin(os.environ)  # MPI before all that may fail on one rank alone, and before PyTorch
+    config, train_run, watcher = start.agree(lambda: _prepared(recipe, resume, replicas, assignments, quiet or as_json), os.environ)
+    target = Path(resume) if resume else out
+    run = train_run(config, out=target, resume=resume is not None, watcher=watcher)
+    if as_json and start.place.rank == 0:
+        from deepex.cli.show import summary
+
+        sys.stdout.write(json_module.dumps(summary(run)) + "\n")
+
+
+def _prepared(recipe: str | None, resume: str | None, replicas: int | None, assignments: Sequence[str], quiet: bool) -> Any:
+    """The configuration, and what trains it and watches: all that is loaded and read before the ranks join."""
     sys.path.append(str(Path.cwd()))  # where `net=module:function` is looked up last: a random.py or torch.py there is not ours
     from deepex.machine.heap import keep_tensors
 
@@ -40,12 +54,7 @@ def train(
     from deepex.cli.progress import make_watcher
     from deepex.recipes import train as train_run
 
-    target = Path(resume) if resume else out
-    run = train_run(config, out=target, resume=resume is not None, watcher=make_watcher(config, quiet=quiet or as_json))
-    if as_json and _rank() == 0:
-        from deepex.cli.show import summary
-
-        sys.stdout.write(json_module.dumps(summary(run)) + "\n")
+    return config, train_run, make_watcher(config, quiet=quiet)
 
 
 def _config(recipe: str | None, resume: str | None, replicas: int | None, assignments: Sequence[str]) -> Any:
@@ -81,12 +90,6 @@ def _started_ranks() -> int:
     return find_place(os.environ).size
 
 
-def _rank() -> int:
-    from deepex.comm.place import find_place
-
-    return find_place(os.environ).rank
-
-
 def _launch(ranks: int) -> int:
     """Start this same command on `ranks` ranks.
 
@@ -99,7 +102,7 @@ def _launch(ranks: int) -> int:
         raise ConfigError(f"--ranks is {ranks}, but a launcher already started {_started_ranks()} ranks: leave --ranks out")
     columns = (os.get_terminal_size(sys.stdout.fileno()).columns or 80) if sys.stdout.isatty() else 0
     environ = {**os.environ, "DEEPEX_TERMINAL_COLUMNS": str(columns)}
-    code = launch(ranks, [sys.executable, "-P", "-m", "deepex", *sys.argv[1:]], environ)
+    code = launch(ranks, [sys.executable, "-P", "-m", "deepex", *sys.argv[1:]], environ, joins=True)
     if columns and code:
         sys.stdout.write(_SHOW_CURSOR)  # a rank that was killed could not
         sys.stdout.flush()

@@ -11,8 +11,8 @@ caller's. From `sum` until `wait` the tensor belongs to the thread; then it is t
 what `comm.zeros` made is summed as if it were not shared.
 
 How the thread leaves the cores to the caller: MPI posts the collective and is looked after now and then (mpi.py), which needs
-`connect(…, thread_level="MULTIPLE")` and takes under 4 % of a core while a rank is late (MPICH; a call that blocks takes all
-that it can get); gloo sleeps by itself; NCCL runs on the device. The adding up is work for a core wherever it is done.
+THREAD_MULTIPLE and takes under 4 % of a core while a rank is late (MPICH; a call that blocks takes all that it can get); gloo
+sleeps by itself; NCCL runs on the device. The adding up is work for a core wherever it is done.
 
 On CUDA tensors the thread works in a stream of its own, which begins when the caller's has come to where it was at `sum`; `wait`
 makes the caller's stream wait for it, not the caller. Collectives of two NCCL communicators may run on a device at the same time

@@ -15,12 +15,15 @@ import json
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from deepex.comm.place import Place
 from deepex.errors import CommError
+
+_TEST_COUNTS: Final = (8, 65536)  # libraries sum short and long tensors by different algorithms
+_TEST_RANGE: Final = 64  # small whole numbers, which any order adds up exactly
 
 Zeros = Callable[[int, torch.dtype, torch.device], torch.Tensor]  # makes zeroed memory for so many numbers
 
@@ -31,10 +34,11 @@ def own_zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Ten
 
 
 class Communicator(ABC):
-    """Ranks that talk. `kind` is its name in `--set comm=…`, `place` where this rank stands in it."""
+    """Ranks that talk. `kind` is its name in `--set comm=…`, `place` where this rank stands in it, `reason` why it was chosen."""
 
     kind: str
     place: Place
+    reason = "the caller's"
 
     @property
     def rank(self) -> int:
@@ -114,23 +118,50 @@ class Communicator(ABC):
     def close(self) -> None:
         """Release what this communicator holds. The caller's own communicator, if it was handed one, stays usable."""
 
-    def _locate(self, rank: int, size: int, launcher: str) -> None:
-        """Set `place` by asking every rank for its host. Collective: the last thing that building a communicator does."""
+    def _locate(self, rank: int, size: int, launcher: str, *, node: int | str | None = None) -> None:
+        """Set `place` by asking every rank for its host, and see that sums are right. Collective, and the last of the building.
+
+        `node` tells nodes apart; by default their names do.
+        """
         self.place = Place(rank=rank, size=size, local_rank=rank, local_size=size)  # enough to gather with
         host = socket.gethostname()
-        hosts = self.gather(host)
-        nodes = list(dict.fromkeys(hosts))
-        neighbours = [other for other, name in enumerate(hosts) if name == host]
+        told = self.gather(host if node is None else node)
+        nodes = list(dict.fromkeys(told))
+        neighbours = [other for other, name in enumerate(told) if name == told[rank]]
         self.place = Place(
             rank=rank,
             size=size,
             local_rank=neighbours.index(rank),
             local_size=len(neighbours),
-            node=nodes.index(host),
+            node=nodes.index(told[rank]),
             num_nodes=len(nodes),
             host=host,
             launcher=launcher,
         )
+        self.check_sums(self._sums_on())
+
+    def check_sums(self, device: torch.device) -> None:
+        """Sum known numbers on `device`: a library that adds up wrongly is an error, and never a wrong weight. Collective."""
+        for count in _TEST_COUNTS if self.size > 1 else ():
+            self._check_sum(count, device)
+
+    def _check_sum(self, count: int, device: torch.device) -> None:
+        numbers = torch.arange(count, device=device).remainder_(_TEST_RANGE).float()
+        summed = numbers + self.rank % _TEST_RANGE
+        self.sum(summed)
+        expected = numbers.mul_(self.size).add_(sum(rank % _TEST_RANGE for rank in range(self.size)))
+        wrong = (summed != expected).nonzero().flatten()
+        if len(wrong):
+            where = int(wrong[0])
+            raise CommError(
+                f"a sum of {count} known numbers over {self.size} ranks came out wrong in {len(wrong)} of them: number {where} is "
+                f"{float(summed[where])}, not {float(expected[where])}. This {self.kind} cannot be trusted: see that all ranks "
+                "load one library and start it with one thread level (`deepex doctor`), or try another --set comm="
+            )
+
+    def _sums_on(self) -> torch.device:
+        """Where this communicator can sum on any machine that it runs on."""
+        return torch.device("cpu")
 
     def gather(self, value: object) -> list[Any]:
         """Give every rank all ranks' small JSON values, in rank order."""

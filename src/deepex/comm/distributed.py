@@ -2,6 +2,7 @@
 
     comm = DistributedCommunicator("gloo")                       # under torchrun
     comm = DistributedCommunicator("nccl", bootstrap=mpi_comm)   # under mpiexec or srun: MPI tells everyone where rank 0 is
+    comm = DistributedCommunicator("nccl", bootstrap=gloo_comm)  # on the same ranks
 
 NCCL moves device tensors only, so the `nccl` kind carries gloo for the small host tensors (`gather`).
 """
@@ -40,9 +41,16 @@ class DistributedCommunicator(Communicator):
         self._owns_world = group is None and not dist.is_initialized()
         if self._owns_world:
             _start(kind, bootstrap)
+        self._carrier: DistributedCommunicator | None = None  # what this one was built on, and closes with it
+        if isinstance(bootstrap, DistributedCommunicator) and group is None:
+            self._carrier, group = bootstrap, dist.new_group(backend=_BACKENDS[kind], timeout=_TIMEOUT)
         self._group = group if group is not None else dist.group.WORLD
         self._ranks = dist.get_process_group_ranks(self._group)
         self._locate(dist.get_rank(self._group), dist.get_world_size(self._group), "torch.distributed")
+
+    @override
+    def _sums_on(self) -> torch.device:
+        return torch.device("cuda" if self.kind == "nccl" else "cpu")
 
     @property
     @override
@@ -111,12 +119,9 @@ class DistributedCommunicator(Communicator):
 
     @override
     def for_thread(self) -> "DistributedCommunicator":
-        other = self.split(0)
-        if self.kind == "nccl":
-            # NCCL connects at the first collective, through a store that serves one call of a process at a time. In the thread
-            # that could wait for a rank which itself waits for this one's main thread; here all ranks are at the same place.
-            other.sum(torch.zeros(1, device="cuda"))
-        return other
+        # NCCL connects at the first collective, through a store that serves one call of a process at a time. In the thread that
+        # could wait for a rank which itself waits for this one's main thread; here the sums that are checked connect all ranks.
+        return self.split(0)
 
     @override
     def abort(self, code: int) -> None:
@@ -134,6 +139,8 @@ class DistributedCommunicator(Communicator):
         # The last reference: gloo joins its threads here. One that lets go of its last tensor only after Python has begun to
         # end would abort a run that is done (terminate called without an active exception).
         self._group = None
+        if self._carrier is not None:
+            self._carrier.close()
 
 
 @contextmanager
@@ -159,10 +166,12 @@ def _start(kind: str, bootstrap: Communicator | None) -> None:
     backend = _BACKENDS[kind]
     if bootstrap is None:
         place = find_place(os.environ)
-        if "MASTER_ADDR" not in os.environ:
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
             raise CommError(
-                f"{kind} does not know where rank 0 is: MASTER_ADDR and MASTER_PORT are not set; start with torchrun, "
-                "or with mpiexec or srun where an MPI is installed"
+                f"{kind} does not know where rank 0 is: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set; "
+                "set both to the host and a free port of rank 0, or start with torchrun, or with mpiexec or srun where an MPI is "
+                "installed"
             )
         dist.init_process_group(backend, rank=place.rank, world_size=place.size, timeout=_TIMEOUT)
         return

@@ -4,68 +4,70 @@
 
 The child's exit code comes back; SIGTERM and SIGINT are handed on, so that the ranks can write their checkpoint. A rank that tells
 why the job fails leaves its exit code for us (`leave_code`): the launcher's own may be that of a rank which it killed afterwards.
+
+Ranks of a command that `joins` are watched until they have found each other (joining.py). When we are killed, the kernel ends
+mpiexec, and that its ranks.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import sleep
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final
 
-from deepex.comm.place import find_place
-from deepex.errors import CommError, ConfigError, DeepexError
+from deepex.comm.joining import CODE, FOLDER, Joining, deadline_seconds
+from deepex.errors import CommError, ConfigError
 from deepex.machine.mpi import find_mpiexec, identify, library_path
 
-_FAILURE_FILE: Final = "DEEPEX_FAILURE_FILE"
+_SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of prctl
+_LOOK_SECONDS: Final = 0.1
+_END_SECONDS: Final = 2.0  # for mpiexec to end its ranks
 
 
-def launch(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run `command` on `ranks` processes of this machine and return the job's exit code."""
+def launch(ranks: int, command: Sequence[str], environ: Mapping[str, str], *, joins: bool = False) -> int:
+    """Run `command` on `ranks` processes of this machine and return the job's exit code.
+
+    The ranks of a command that `joins` find each other, or the job ends with a line that names one which did not come.
+    """
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; it must be at least 1")
-    with tempfile.TemporaryDirectory(prefix="deepex-") as folder:
-        failure = Path(folder) / "code"
-        code = _run(ranks, command, {**environ, _FAILURE_FILE: str(failure)})
+    with tempfile.TemporaryDirectory(prefix="deepex-") as name:
+        folder = Path(name)
+        code = _run(ranks, command, {**environ, FOLDER: name}, Joining(folder, ranks, deadline_seconds(environ)) if joins else None)
+        failure = folder / CODE
         return int(failure.read_text(encoding="ascii")) if code and failure.exists() else code
 
 
 def leave_code(code: int, environ: Mapping[str, str]) -> None:
     """Tell the process that launched this rank, if one of ours did, that the failure was reported and which exit code it has."""
-    if _FAILURE_FILE in environ:
+    if FOLDER in environ:
         with suppress(OSError):
-            path = Path(environ[_FAILURE_FILE])
+            path = Path(environ[FOLDER]) / CODE
             own = path.with_name(f"{path.name}-{os.getpid()}")
             own.write_text(str(code), encoding="ascii")
             own.replace(path)  # whole, whenever the launcher of the ranks kills this one
 
 
-def fail(message: str, code: int) -> NoReturn:
-    """Print one line and end; of ranks that all found the same mistake, rank 0 speaks."""
-    try:
-        speaks = find_place(os.environ).rank == 0
-    except DeepexError:
-        speaks = True
-    if speaks:
-        sys.stderr.write(f"deepex: {message}\n")
-        sys.stderr.flush()
-        leave_code(code, os.environ)
-    else:
-        sleep(0.5)  # a launcher may kill the others as soon as one rank ends with an error; let rank 0 speak first
-    sys.exit(code)
-
-
-def _run(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
+def _run(ranks: int, command: Sequence[str], environ: Mapping[str, str], joining: Joining | None) -> int:
     prefix, extra = launcher_prefix(ranks)
     # A group of its own: else Ctrl-C would reach the launcher twice, from the terminal and from us, and the second means "kill".
-    process = subprocess.Popen([*prefix, *command], env={**environ, **extra}, stdin=subprocess.DEVNULL, process_group=0)
+    process = subprocess.Popen(
+        [*prefix, *command],
+        env={**environ, **extra},
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        preexec_fn=_dying_with(os.getpid()),  # noqa: PLW1509 - no other thread runs in a process that launches
+    )
+    stopped: list[int] = []
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
+        stopped.append(number)
         running = _ranks(process.pid, list(command))
         for rank in running:
             with suppress(ProcessLookupError):
@@ -75,11 +77,55 @@ def _run(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        problem = _join(process, list(command), joining) if joining is not None else None
         code = process.wait()
+        if problem and not stopped:
+            sys.stderr.write(f"deepex: {problem}\n")
+            return 1
+        return code
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code
+
+
+def _join(process: subprocess.Popen[bytes], command: list[str], joining: Joining) -> str | None:
+    """Wait until the ranks are connected, or end; what kept them from it, if anything did. One that cannot come ends all."""
+    try:
+        while not joining.done():
+            joining.wait(_LOOK_SECONDS)
+            if process.poll() is not None:
+                return joining.sentence() if not joining.done() else None
+            problem = joining.problem(_ranks(process.pid, command))
+            if problem is not None:
+                _end(process, command)
+                return problem
+    finally:
+        joining.close()
+    return None
+
+
+def _end(process: subprocess.Popen[bytes], command: list[str]) -> None:
+    """End mpiexec and its ranks, whatever they wait for."""
+    ranks = _ranks(process.pid, command)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_SECONDS)
+    process.kill()
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+
+
+def _dying_with(parent: int) -> Callable[[], None]:
+    """What makes a child get SIGTERM when the process `parent` dies, however it does: run in the child."""
+    set_option = ctypes.CDLL(None).prctl  # found before the fork
+
+    def arrange() -> None:
+        set_option(_SET_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return arrange
 
 
 def _ranks(launcher: int, command: list[str]) -> list[int]:

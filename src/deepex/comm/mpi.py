@@ -5,18 +5,15 @@
     comm.sum(tensor)        # MPI_Allreduce(MPI_IN_PLACE, tensor.data_ptr(), …); within one node, see shared.py
 
 MPI starts when the first communicator is built, not on import (Lightning freezes where mpi4py is merely installed: its issue
-20049), with the thread level that is asked for. Tensors on an accelerator go by device pointer where the MPI is CUDA-aware, and
-through one pinned host buffer, kept for the next time, where it is not.
+20049); see start.py. Tensors on an accelerator go by device pointer where the MPI is CUDA-aware, and through one pinned host
+buffer, kept for the next time, where it is not. Which ranks share a node is asked of MPI, as hosts may have one name.
 
 A communicator for another thread (`for_thread`) posts its collectives and looks after them now and then: MPI has no call that
-sleeps, and one that blocks takes the core from the thread that computes. It needs THREAD_MULTIPLE, which is asked for when MPI
-starts; the default is less, because MPICH is faster there.
+sleeps, and one that blocks takes the core from the thread that computes. It needs THREAD_MULTIPLE.
 """
 
-import atexit
 import os
 from collections.abc import Callable
-from threading import Lock
 from time import sleep
 from typing import Any, Final, final
 
@@ -25,9 +22,9 @@ from typing_extensions import override
 
 from deepex.comm.base import Communicator, as_bytes, check_partner, check_parts, check_tensor, scale
 from deepex.comm.shared import NodeMemory
+from deepex.comm.start import ending, start_mpi
 from deepex.errors import CommError
 from deepex.machine.mpi import cuda_aware as ask_cuda_aware
-from deepex.machine.mpi import identify
 
 _TYPES: Final = {
     torch.float32: "FLOAT",
@@ -37,42 +34,9 @@ _TYPES: Final = {
     torch.uint8: "UINT8_T",
 }
 
-# Within a node, below THREAD_MULTIPLE, MPICH 5 sums through a path that takes 76 ms for 102 MB on 2 ranks; its general one 50 ms.
-_MPICH_ALLREDUCE: Final = ("MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM", "mpir")
-
 # Between two looks after a collective that was posted. Short ones end soon; a long one, 100 MB on 2 ranks, needs about ten looks.
 _FIRST_PAUSE_SECONDS: Final = 50e-6
 _LONGEST_PAUSE_SECONDS: Final = 1e-3
-
-_ENDING: Final = Lock()  # held by whoever ends MPI, and by another thread than the main one while it calls MPI
-
-
-def start_mpi(thread_level: str = "FUNNELED") -> Any:
-    """Import mpi4py and initialise MPI if nobody has; return `mpi4py.MPI`.
-
-    It may give less than the `thread_level` that is asked for: `overlaps` tells, and whoever needs it (`for_thread`) is refused.
-    """
-    import mpi4py
-
-    mpi4py.rc.initialize = False
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise CommError(
-            f"no MPI library could be loaded: {error}; install one with `pip install mpich`, "
-            "or name the site's own in the variable MPI4PY_LIBMPI"
-        ) from error
-    if not MPI.Is_initialized():
-        if identify(MPI.Get_library_version())[0] == "MPICH":
-            os.environ.setdefault(*_MPICH_ALLREDUCE)
-        MPI.Init_thread(getattr(MPI, f"THREAD_{thread_level}"))
-        atexit.register(_finalize, MPI)
-    if MPI.Query_thread() < MPI.THREAD_FUNNELED:
-        raise CommError(
-            "MPI runs with thread level SINGLE, but torch has threads: initialise it with MPI.Init_thread(MPI.THREAD_FUNNELED) "
-            "before the first communicator is built"
-        )
-    return MPI
 
 
 @final
@@ -85,10 +49,8 @@ class MpiCommunicator(Communicator):
 
     kind = "mpi"
 
-    def __init__(
-        self, comm: Any = None, *, thread_level: str = "FUNNELED", cuda_aware: bool | None = None, posted: bool = False
-    ) -> None:
-        self._mpi = start_mpi(thread_level)
+    def __init__(self, comm: Any = None, *, cuda_aware: bool | None = None, posted: bool = False, node: int | None = None) -> None:
+        self._mpi = start_mpi()
         self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
         self._staging: torch.Tensor | None = None
         self._posted = posted
@@ -96,7 +58,8 @@ class MpiCommunicator(Communicator):
         if cuda_aware is None and torch.cuda.is_available():
             cuda_aware = ask_cuda_aware(self._mpi.Get_library_version(), os.environ)[0]
         self.cuda_aware = bool(cuda_aware)
-        self._locate(self._comm.rank, self._comm.size, "mpi")
+        self._node_id = self._first_of_node() if node is None else node
+        self._locate(self._comm.rank, self._comm.size, "mpi", node=self._node_id)
 
     @property
     @override
@@ -155,7 +118,7 @@ class MpiCommunicator(Communicator):
     def split(self, color: int, key: int = 0) -> "MpiCommunicator":
         part = self._comm.Split(color, key)
         try:
-            return MpiCommunicator(part, cuda_aware=self.cuda_aware, posted=self._posted)
+            return MpiCommunicator(part, cuda_aware=self.cuda_aware, posted=self._posted, node=self._node_id)
         finally:
             part.Free()
 
@@ -164,10 +127,10 @@ class MpiCommunicator(Communicator):
         if not self.overlaps:
             raise CommError(
                 f"MPI runs with thread level {self._mpi.Query_thread()}, but a second thread that communicates needs "
-                f"THREAD_MULTIPLE ({self._mpi.THREAD_MULTIPLE}): connect with thread_level='MULTIPLE', or, where MPI was "
-                "initialised before, initialise it with MPI.Init_thread(MPI.THREAD_MULTIPLE)"
+                f"THREAD_MULTIPLE ({self._mpi.THREAD_MULTIPLE}): initialise it with MPI.Init_thread(MPI.THREAD_MULTIPLE), "
+                "on every rank, before the first communicator is built"
             )
-        return MpiCommunicator(self._comm, cuda_aware=self.cuda_aware, posted=True)
+        return MpiCommunicator(self._comm, cuda_aware=self.cuda_aware, posted=True, node=self._node_id)
 
     @override
     def abort(self, code: int) -> None:
@@ -179,6 +142,14 @@ class MpiCommunicator(Communicator):
         self._node.release()
         if not self._mpi.Is_finalized():
             self._comm.Free()
+
+    def _first_of_node(self) -> int:
+        """The lowest rank on this one's node: it tells nodes apart."""
+        neighbours = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        try:
+            return int(neighbours.bcast(self._comm.rank))
+        finally:
+            neighbours.Free()
 
     def _call(self, name: str, *arguments: Any, on_device: bool = False) -> None:
         """Run the call `name` of mpi4py. Posted ones of Open MPI may crash on device pointers (its issue 9845)."""
@@ -255,13 +226,7 @@ class MpiCommunicator(Communicator):
 
 def _while_mpi_runs(mpi: Any, call: Callable[..., Any], *arguments: Any) -> Any:
     """Call MPI from another thread, which the end of the program may overtake: MPI ends a process that calls it after its end."""
-    with _ENDING:
+    with ending:
         if mpi.Is_finalized():
             raise CommError("MPI has ended before a collective of another thread: wait for all of them first")
         return call(*arguments)
-
-
-def _finalize(mpi: Any) -> None:
-    with _ENDING:
-        if not mpi.Is_finalized():
-            mpi.Finalize()

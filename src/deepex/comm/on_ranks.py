@@ -9,7 +9,7 @@ from deepex.comm.launch import launch
 def main() -> int:
     """Run the module that is named after the number of ranks, and give its exit code."""
     ranks, *command = sys.argv[1:]
-    return launch(int(ranks), [sys.executable, "-P", "-m", *command], os.environ)
+    return launch(int(ranks), [sys.executable, "-P", "-m", *command], os.environ, joins=True)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@
 
 The order of the look-ups matters: `mpiexec` inside a Slurm allocation leaves both launchers' variables set, and the inner one
 (the MPI's) is the one that started us. A Slurm batch script has SLURM_PROCID but was not started by srun: there SLURM_STEP_ID is
-missing, and we are alone.
+missing, and we are alone. RANK and WORLD_SIZE alone, as some schedulers set them for PyTorch, come last: their names are not a
+launcher's own.
 """
 
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +43,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class _Launcher:
-    """The variables of one launcher; the first that is set counts. `requires` must be set too."""
+    """The variables of one launcher; the first that is set counts. One of `requires` must be set too.
+
+    `node_sizes` list the ranks of every node, as Slurm writes it: "3,1" or "2(x2)".
+    """
 
     name: str
     rank: tuple[str, ...]
@@ -50,6 +55,7 @@ class _Launcher:
     local_size: tuple[str, ...] = ()
     node: tuple[str, ...] = ()
     num_nodes: tuple[str, ...] = ()
+    node_sizes: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
 
 
@@ -100,6 +106,7 @@ LAUNCHERS: Final = (
         local_rank=("SLURM_LOCALID",),
         node=("SLURM_NODEID",),
         num_nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+        node_sizes=("SLURM_STEP_TASKS_PER_NODE",),
         requires=("SLURM_STEP_ID", "SLURM_SRUN_COMM_PORT"),
     ),
     _Launcher(  # PBS with HPE PALS (mpiexec on Cray EX)
@@ -111,8 +118,17 @@ LAUNCHERS: Final = (
         node=("PALS_NODEID",),
     ),
     _Launcher(name="pmi", rank=("PMI_RANK",), size=("PMI_SIZE",)),  # an older mpiexec that tells no more
+    _Launcher(
+        name="environment",
+        rank=("RANK",),
+        size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        local_size=("LOCAL_WORLD_SIZE",),
+        requires=("WORLD_SIZE",),
+    ),
 )
 
+_NODE_SIZE: Final = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
 _SLURM_SHELLS: Final = ("4294967290", "4294967291")  # the interactive step of salloc, the step of a batch script
 
 
@@ -140,22 +156,34 @@ def _place(environ: Mapping[str, str], launcher: _Launcher) -> Place:
     size = _number(environ, launcher, launcher.size)
     nodes_told = _first(environ, launcher.num_nodes) is not None
     num_nodes = _number(environ, launcher, launcher.num_nodes) if nodes_told else 1
+    sizes = _node_sizes(environ, launcher)
+    node = _number(environ, launcher, launcher.node, least=None) if _first(environ, launcher.node) else None
+    listed = sizes[node] if sum(sizes) == size and node is not None and 0 <= node < len(sizes) else None
     local_told = _first(environ, launcher.local_size) is not None
-    local_size = _number(environ, launcher, launcher.local_size) if local_told else -(-size // num_nodes)
+    local_size = _number(environ, launcher, launcher.local_size) if local_told else listed or -(-size // num_nodes)
     local_rank = _number(environ, launcher, launcher.local_rank, rank % local_size, least=None)
     if not nodes_told:
         num_nodes = -(-size // local_size)
-    node = _number(environ, launcher, launcher.node, rank // local_size if num_nodes > 1 else 0, least=None)
+    if node is None:
+        guess = rank // local_size if num_nodes > 1 else 0
+        node = guess if nodes_told or launcher.node else min(guess, num_nodes - 1)
     return Place(
         rank=rank,
         size=size,
         local_rank=local_rank,
         local_size=local_size if local_told else max(local_size, local_rank + 1),
-        node=node if nodes_told or launcher.node else min(node, num_nodes - 1),
+        node=node,
         num_nodes=num_nodes if nodes_told else max(num_nodes, node + 1),
         host=socket.gethostname(),
         launcher=launcher.name,
     )
+
+
+def _node_sizes(environ: Mapping[str, str], launcher: _Launcher) -> list[int]:
+    """How many ranks each node has, where the launcher lists it: nodes may differ. What cannot be read tells nothing."""
+    name = _first(environ, launcher.node_sizes)
+    found = [_NODE_SIZE.fullmatch(part) for part in environ[name].split(",")] if name is not None else []
+    return [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))] if all(found) else []
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:

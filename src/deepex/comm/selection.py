@@ -6,17 +6,22 @@ choose("auto", place=place, device="cpu").reason     # "4 ranks on CPUs: the mac
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import sleep
+from typing import Any, Final
 
 from deepex.comm.base import Communicator
+from deepex.comm.joining import note
 from deepex.comm.place import Place, find_place
 from deepex.comm.solo import SoloCommunicator
-from deepex.errors import CommError, ConfigError, UnknownName
-from deepex.machine.hardware import describe_cpu
+from deepex.comm.start import check_size, deadline, give_up, running_mpi, start_mpi
+from deepex.errors import CommError, ConfigError, UnknownName, UserError
 
 KINDS = ("auto", "solo", "mpi", "gloo", "nccl")
+
+_BY_TORCH: Final = {"torchrun": "torchrun", "environment": "RANK and WORLD_SIZE"}  # ranks that MPI does not join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,75 +32,119 @@ class Choice:
     reason: str
 
 
-def choose(kind: str = "auto", *, place: Place, device: str, mpi_cuda_aware: bool | None = None, num_devices: int = 1) -> Choice:
-    """Choose a kind for a job whose ranks compute on `device` ("cpu" or "cuda"), `num_devices` of them per node."""
+def choose(
+    kind: str = "auto",
+    *,
+    place: Place,
+    device: str,
+    mpi_cuda_aware: bool | None = None,
+    own_device: bool = True,
+    num_devices: int = 1,
+) -> Choice:
+    """Choose a kind for a job whose ranks compute on `device` ("cpu" or "cuda").
+
+    `own_device`: whether each rank has a GPU that is no other's; `num_devices`: how many a node's ranks have between them, if not.
+    """
     if kind not in KINDS:
         raise UnknownName("communicator", kind, KINDS)
     if kind != "auto":
         return _asked_for(kind, place, device)
     if place.size == 1:
         return Choice(kind="solo", reason="one rank: nothing to communicate")
-    if device == "cuda" and place.local_size <= num_devices:
+    if device == "cuda" and own_device:
         return Choice(kind="nccl", reason="one GPU per rank: NCCL")
-    if place.launcher == "torchrun":
-        return Choice(kind="gloo", reason="started by torchrun, without a GPU per rank: gloo")
+    if place.launcher in _BY_TORCH:
+        return Choice(kind="gloo", reason=f"started by {_BY_TORCH[place.launcher]}, without a GPU per rank: gloo")
     if device == "cuda":
         how = "by device pointer" if mpi_cuda_aware else "staged through pinned host memory"
         return Choice(kind="mpi", reason=f"{place.local_size} ranks share {num_devices} GPU(s), which NCCL refuses: MPI, {how}")
     return Choice(kind="mpi", reason=f"{place.size} ranks on CPUs: the machine's MPI")
 
 
-def connect(
-    kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, str] | None = None, thread_level: str = "FUNNELED"
-) -> Communicator:
-    """Build the communicator of all ranks that the launcher started.
-
-    `thread_level` is what MPI is started with where it carries the data, at least: "MULTIPLE" where it may be in the background.
-    """
-    import torch
-
+def connect(kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, str] | None = None) -> Communicator:
+    """Build the communicator of all ranks that the launcher started, or end the job with one line."""
     environ = os.environ if environ is None else environ
     place = find_place(environ)
-    num_devices = torch.cuda.device_count() if device == "cuda" else 1
-    chosen = choose(kind, place=place, device=device, num_devices=num_devices).kind
-    if chosen == "solo":
-        return SoloCommunicator()
-    if device == "cuda":
-        torch.cuda.set_device(place.local_rank % max(num_devices, 1))
-    if "MASTER_ADDR" in environ and chosen != "mpi":
-        return _distributed(chosen, None)
-    mpi = _mpi(place, thread_level if kind in ("auto", "mpi") else "FUNNELED")
-    if kind == "auto":  # nodes may differ, and all ranks must take the same: NCCL only if every rank has a GPU of its own
-        own = all(mpi.gather(mpi.place.local_size <= num_devices))
-        chosen = "nccl" if device == "cuda" and own else "mpi"
-    return mpi if chosen == "mpi" else _distributed(chosen, mpi)
-
-
-def shares_cores(place: Place) -> bool:
-    """Whether the node has fewer cores than ranks of this job. A rank that is bound to one core has that for itself."""
-    cpu = describe_cpu()
-    cores = [cpu[name] for name in ("num_cores_logical", "num_cores_limit") if cpu[name]]
-    return bool(cores) and place.local_size > min(cores)
-
-
-def _mpi(place: Place, thread_level: str) -> Communicator:
-    from deepex.comm.mpi import MpiCommunicator
-
-    # MPICH gives its core away while it waits only where several threads may call it. Without, ranks that share cores wait for the
-    # end of each other's time slices: a sum over 4 ranks on 2 cores takes 16 ms instead of 0.4 (`deepex study transfer`).
-    comm = MpiCommunicator(thread_level="MULTIPLE" if shares_cores(place) else thread_level)
-    if comm.size != place.size:
-        raise CommError(
-            f"the launcher ({place.launcher}) started {place.size} ranks, but the MPI library sees {comm.size}: the MPI that "
-            "mpi4py loaded is not the launcher's; name the site's in MPI4PY_LIBMPI, or use srun --mpi=pmi2 with MPICH"
-        )
+    first = choose(kind, place=place, device=device)  # before anything waits: what is asked for may be a mistake
+    note(environ, "started", place.rank)
+    if first.kind == "solo":
+        comm: Communicator = SoloCommunicator()
+    else:
+        with deadline("the communicator", place, environ), _ending_all(place):
+            comm = _connect(kind, first, place, device, environ)
+    note(environ, "connected", place.rank)
     return comm
 
 
-def _distributed(kind: str, bootstrap: Communicator | None) -> Communicator:
+def _connect(kind: str, first: Choice, place: Place, device: str, environ: Mapping[str, str]) -> Communicator:
+    """Join the others, through MPI if it carries the job, and choose by what all have then: nodes may differ, ranks may not."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.set_device(place.local_rank % max(torch.cuda.device_count(), 1))
+    by_torch = place.launcher in _BY_TORCH or ("MASTER_ADDR" in environ and first.kind != "mpi")
+    if kind in ("gloo", "nccl") and by_torch:
+        base = comm = _distributed(kind, None)
+    else:
+        base = comm = _distributed("gloo", None) if by_torch and kind != "mpi" else _mpi(place)
+    chosen = first
+    if kind == "auto" and device == "cuda":
+        devices = base.gather([base.place.node, device_name()])
+        mine = {name for node, name in devices if node == base.place.node}
+        own = len({tuple(one) for one in devices}) == base.size
+        cuda_aware = getattr(base, "cuda_aware", None)
+        chosen = choose(place=_met(place, base), device=device, own_device=own, num_devices=len(mine), mpi_cuda_aware=cuda_aware)
+    if chosen.kind != base.kind:
+        comm = _mpi(place) if chosen.kind == "mpi" else _distributed(chosen.kind, base)
+    comm.reason = chosen.reason
+    return comm
+
+
+def _met(place: Place, comm: Communicator) -> Place:
+    """What the launcher told, with what the ranks have counted themselves."""
+    return replace(comm.place, launcher=place.launcher)
+
+
+def device_name() -> str:
+    """What tells this rank's GPU from all others: ranks may each see one, and call it number 0."""
+    import torch
+
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+@contextmanager
+def _ending_all(place: Place) -> Iterator[None]:
+    """End the job if this rank cannot join, as the others would wait for it. A mistake that all make alike is raised."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        mpi = running_mpi()
+        if mpi is None or mpi.COMM_WORLD.size == 1:
+            raise _as_ours(error) from error
+        sleep(min(place.rank, 10) * 0.1)  # where all fail alike, the lowest ends the others before they repeat its message
+        give_up(place, f"cannot join the others: {_as_ours(error)}", os.environ)
+
+
+def _as_ours(error: Exception) -> CommError:
+    if isinstance(error, CommError):
+        return error
+    reason = str(error).partition("\n")[0].removesuffix("Exception raised from").strip()
+    return CommError(f"{type(error).__name__}: {reason}; `deepex doctor` tells what this machine's communication can do")
+
+
+def _mpi(place: Place) -> Communicator:
+    check_size(place, start_mpi().COMM_WORLD.size)
+    from deepex.comm.mpi import MpiCommunicator
+
+    return MpiCommunicator()
+
+
+def _distributed(kind: str, base: Communicator | None) -> Communicator:
     from deepex.comm.distributed import DistributedCommunicator
 
-    return DistributedCommunicator(kind, bootstrap=bootstrap)
+    return DistributedCommunicator(kind, bootstrap=base)
 
 
 def as_communicator(comm: Any) -> Communicator:

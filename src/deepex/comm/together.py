@@ -11,11 +11,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import sleep
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from deepex import errors
-from deepex.comm.base import Communicator
 from deepex.comm.launch import leave_code
+
+if TYPE_CHECKING:
+    from deepex.comm.base import Communicator
 
 T = TypeVar("T")
 
@@ -28,7 +30,7 @@ class AgreedError(Exception):
         self.error = error
 
 
-def together(comm: Communicator, work: Callable[[], T]) -> T:
+def together(comm: "Communicator", work: Callable[[], T]) -> T:
     """Run `work` on every rank; if it fails with one of our errors anywhere, raise that of the lowest such rank everywhere."""
     found: errors.DeepexError | None = None
     result: list[T] = []
@@ -38,11 +40,11 @@ def together(comm: Communicator, work: Callable[[], T]) -> T:
         found = error
     messages = comm.gather(None if found is None else [type(found).__name__, str(found)])
     for kind, message in filter(None, messages):
-        raise AgreedError(_rebuilt(kind, message))
+        raise AgreedError(rebuilt(kind, message))
     return result[0]
 
 
-def _rebuilt(kind: str, message: str) -> errors.DeepexError:
+def rebuilt(kind: str, message: str) -> errors.DeepexError:
     """The same kind of error, from its name and message; UnknownName builds its own message, so it travels as its base."""
     cls = getattr(errors, kind, errors.FailureError)
     if cls is errors.UnknownName:
@@ -53,7 +55,7 @@ def _rebuilt(kind: str, message: str) -> errors.DeepexError:
 
 
 @contextmanager
-def abort_on_failure(comm: Communicator, say: Callable[[str], None], log: Callable[[str], None]) -> Iterator[None]:
+def abort_on_failure(comm: "Communicator", say: Callable[[str], None], log: Callable[[str], None]) -> Iterator[None]:
     """End every rank if this one fails; `say` gets the one message, `log` the traceback for the run directory.
 
     An error that all ranks agreed on is raised as it is. No collective is called while an error is on its way.
@@ -61,6 +63,7 @@ def abort_on_failure(comm: Communicator, say: Callable[[str], None], log: Callab
     try:
         yield
     except AgreedError as agreed:
+        agreed.error.agreed = True
         raise agreed.error from None
     except BaseException as error:
         if comm.size == 1:

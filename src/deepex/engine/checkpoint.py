@@ -1,37 +1,48 @@
 """Checkpoints: one write of the arena's state, atomic, the newest few kept.
 
     save(run.checkpoints, Position(epoch=3, step=32), arena, network, …)
-    checkpoint = newest(run.checkpoints)
+    checkpoint = usable(run.checkpoints, say)[0]     # the newest; damaged ones are left out
     restore(checkpoint, arena, network)
 
 `NAME.safetensors` holds the arena's state as one flat tensor (and the network's integer buffers); `NAME.json` says where in the run
-it was taken and how the flat tensor is laid out. The .json is written last: a checkpoint without it does not exist. Checkpoints are
+it was taken and how the flat tensor is laid out. The .json is written last: a checkpoint without it does not exist. It has a
+checksum of all that it says, and of every tensor; a DamagedError tells that one of them does not match. Checkpoints are
 taken at a sync only, so any number of ranks that divides the replicas can resume. What replicas do not share (momentum that is
 `local`, weights with a strategy that lets them differ) has a file for each, written by its rank; what a strategy holds beside the
 arena, the same for all (outer momentum), is with the arena's state.
 """
 
-import errno
+import hashlib
 import json
+import math
 import re
-import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import nn
 
 from deepex.comm import Communicator
 from deepex.engine.arena import Arena
-from deepex.errors import ConfigError, RunError
-from deepex.record.files import read_json, write_atomic, write_json
+from deepex.engine.tensors import read_into, write
+from deepex.errors import ConfigError, DamagedError, RunError
+from deepex.record.files import read_json, write_json
 from deepex.sync.agreement import State
 
-_PIECE: Final = 1 << 22  # numbers that are read at a time
-_LONGEST_HEADER: Final = 100 << 20  # as safetensors itself has it
+_SCHEMA: Final = 2
+_MOST: Final = 1 << 53  # of what is counted
+_POSITION: Final = {"epoch", "step", "syncs", "sums"}
+_LATER: Final = {
+    "apart",
+    "lost",
+    "worst",
+    "own_crc32",
+    "shared_crc32",
+    "momenta_crc32",
+    "rule",
+}  # which the first schema got in time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,20 +109,15 @@ def save(
     Collective if replicas have something of their own.
     """
     path = directory / f"epoch{position.epoch:06d}-step{position.step:06d}.safetensors"
-    checksums = {}
+    own = {}
     for what, tensors in kept.own.items():
-        mine, first = [], comm.rank * len(tensors)
-        for index, tensor in enumerate(tensors):
-            held = tensor.cpu().contiguous()
-            _write(_own_path(path, what, first + index), {what: held})
-            mine.append(_checksum(held))
-        checksums[what] = [checksum for rank in comm.gather(mine) for checksum in rank]  # all have written theirs
+        first = comm.rank * len(tensors)
+        mine = [write(_own_path(path, what, first + index), {what: tensor})[what] for index, tensor in enumerate(tensors)]
+        own[what] = [checksum for rank in comm.gather(mine) for checksum in rank]  # all have written theirs
     if comm.rank == 0:
-        state, shared = arena.state.cpu(), {name: tensor.cpu() for name, tensor in kept.shared.items()}
-        counters = {f"counter:{n}": b.cpu() for n, b in _counters(network)}
-        _write(path, {"arena": state, **counters, **{f"shared:{name}": tensor for name, tensor in shared.items()}})
+        shared = {f"shared:{name}": tensor for name, tensor in kept.shared.items()}
         header = {
-            "schema": 1,
+            "schema": _SCHEMA,
             "epoch": position.epoch,
             "step": position.step,
             "syncs": position.syncs,
@@ -121,41 +127,115 @@ def save(
             "worst": position.worst,
             "replicas": replicas,
             "momentum": "local" if "momentum" in kept.own else "shared",
-            "own_crc32": checksums,
-            "shared_crc32": {name: _checksum(tensor) for name, tensor in shared.items()},
+            "own_crc32": own,
+            "crc32": write(path, {"arena": arena.state, **_counters(network), **shared}),
             "rule": rule,
             "bytes": path.stat().st_size,
-            "crc32": _checksum(state),
             "layout": arena.layout.to_json(),
         }
-        write_json(path.with_suffix(".json"), header)
+        write_json(path.with_suffix(".json"), {**header, "sha256": _digest(header)})
         _forget_old(directory, keep)
     return path
 
 
-def newest(directory: Path) -> Checkpoint | None:
-    """Find the newest whole checkpoint of a run."""
+def usable(directory: Path, say: Callable[[str], None] = lambda _: None) -> list[Checkpoint]:
+    """The checkpoints of a run that look whole, the newest first; `say` hears of those that do not."""
     headers = _headers(directory)
-    if not headers:
-        return None
-    header = read_json(headers[-1])
-    path = headers[-1].with_suffix(".safetensors")
-    found = path.stat().st_size if path.is_file() else None
-    if found != header.get("bytes"):
-        what = "is missing" if found is None else f"has {found} bytes"
-        raise RunError(
-            f"checkpoint {path} {what}, but {headers[-1].name} says {header.get('bytes')} bytes: restore it, or delete "
-            f"{headers[-1].name} to resume from the checkpoint before"
-        )
-    return Checkpoint(path, header)
+    found, damage = [], []
+    for header in reversed(headers):
+        try:
+            found.append(_open(header))
+        except RunError as error:
+            damage.append(str(error))
+    if damage and not found:
+        raise DamagedError(f"{damage[0]}; the run has no other checkpoint: restore it, or begin a new run")
+    for text in damage:
+        say(f"{text}; it is left out")
+    return found
+
+
+def newest(directory: Path) -> Checkpoint | None:
+    """Find the newest checkpoint of a run that looks whole."""
+    return next(iter(usable(directory)), None)
+
+
+def set_aside(directory: Path, taken: Checkpoint) -> None:
+    """Rename the headers of what is newer than the checkpoint that is `taken`: what is damaged must not outlive what is whole."""
+    newer = _headers(directory)[_headers(directory).index(taken.path.with_suffix(".json")) + 1 :]
+    for header in newer:
+        header.rename(header.with_suffix(".json.damaged"))
+
+
+def _open(path: Path) -> Checkpoint:
+    """Read and check a header, and see that the file of its tensors has the size that it tells."""
+    header = read_json(path)
+    problem = next(_problems(header), None)
+    if problem is not None:
+        raise DamagedError(f"checkpoint {path} is damaged: {problem}")
+    tensors = path.with_suffix(".safetensors")
+    there = tensors.stat().st_size if tensors.is_file() else None
+    if there != header["bytes"]:
+        what = "is missing" if there is None else f"has {there} bytes"
+        raise DamagedError(f"checkpoint {tensors} {what}, but {path.name} says {header['bytes']} bytes")
+    return Checkpoint(tensors, header)
+
+
+def _problems(header: object) -> Iterator[str]:
+    """Why this cannot be what was written."""
+    if not isinstance(header, dict):
+        yield f"it holds {type(header).__name__}, not a table"
+        return
+    told = header.get("sha256")
+    if header.get("schema") == 1 and told is None:  # written before there was a checksum of it
+        yield from _problems_of_first(header)
+    elif header.get("schema") != _SCHEMA or told is None:
+        yield f"its schema is {header.get('schema')!r}, and this DeepEx reads {_SCHEMA}"
+        return
+    elif told != _digest({key: value for key, value in header.items() if key != "sha256"}):
+        yield "what it says does not match its checksum"
+        return
+    yield from _problems_of_position(header)
+
+
+def _problems_of_first(header: dict[str, Any]) -> Iterator[str]:
+    wanted = {*_POSITION, "schema", "replicas", "momentum", "bytes", "crc32", "layout"}
+    if missing := sorted(wanted - {*header}):
+        yield f"it has no {missing[0]!r}"
+    if unknown := sorted({*header} - wanted - _LATER):
+        yield f"it has {unknown[0]!r}, which nobody wrote"
+
+
+def _problems_of_position(header: dict[str, Any]) -> Iterator[str]:
+    for key, least in (("epoch", 0), ("step", 0), ("syncs", 0), ("lost", 0), ("replicas", 1), ("bytes", 1)):
+        value = header.get(key, least)
+        if type(value) is not int or not least <= value < _MOST:
+            yield f"its {key!r} is {value!r}, not a whole number of at least {least}"
+    for key, count in (("sums", 3), ("apart", None)):
+        values = header.get(key, [])
+        if not isinstance(values, list) or not all(map(_is_number, values)) or count not in (None, len(values)):
+            yield f"its {key!r} is {values!r}, not {count or 'a list of'} numbers"
+    if not _is_number(header.get("worst", 0.0)):
+        yield f"its 'worst' is {header['worst']!r}, not a number"
+    for key in ("layout", "rule", "own_crc32"):
+        if not isinstance(header.get(key, {}), dict):
+            yield f"its {key!r} is not a table"
+
+
+def _is_number(value: object) -> bool:
+    return (type(value) is int and abs(value) < _MOST) or (type(value) is float and math.isfinite(value))
+
+
+def _digest(header: dict[str, Any]) -> str:
+    """Of what a header says, however it is written down."""
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def restore(checkpoint: Checkpoint, arena: Arena, network: nn.Module) -> None:
     """Read the state of a checkpoint into the arena of the same network; every rank reads for itself."""
     _check_layout(checkpoint, arena)
-    _check(checkpoint, checkpoint.path, _read_into(checkpoint.path, "arena", arena.state), checkpoint.header["crc32"])
-    for name, buffer in _counters(network):
-        _read_into(checkpoint.path, f"counter:{name}", buffer)
+    _read(checkpoint, checkpoint.path, "arena", arena.state, _checksums(checkpoint)["arena"])
+    for name, buffer in _counters(network).items():
+        _read(checkpoint, checkpoint.path, name, buffer, _checksums(checkpoint).get(name))
 
 
 def restore_momenta(checkpoint: Checkpoint, momenta: list[torch.Tensor], first: int, shared: torch.Tensor) -> None:
@@ -180,7 +260,7 @@ def restore_momenta(checkpoint: Checkpoint, momenta: list[torch.Tensor], first: 
 
 def restore_state(checkpoint: Checkpoint, state: State, first: int) -> bool:
     """Read what a strategy kept beside the arena, of this rank's replicas those from `first` on; whether there was anything."""
-    shared = checkpoint.header.get("shared_crc32", {})
+    shared = {name.removeprefix("shared:"): sum_ for name, sum_ in _checksums(checkpoint).items() if name.startswith("shared:")}
     own = [what for what in checkpoint.header.get("own_crc32", {}) if what != "momentum"]
     if unknown := sorted({*own} - {*state.own}):
         raise RunError(
@@ -189,7 +269,7 @@ def restore_state(checkpoint: Checkpoint, state: State, first: int) -> bool:
         )
     for name, checksum in shared.items():
         if name in state.shared:
-            _check(checkpoint, checkpoint.path, _read_into(checkpoint.path, f"shared:{name}", state.shared[name]), checksum)
+            _read(checkpoint, checkpoint.path, f"shared:{name}", state.shared[name], checksum)
     for what in own:
         for index, tensor in enumerate(state.own[what]):
             _read_own(checkpoint, what, first + index, tensor)
@@ -201,80 +281,51 @@ def _own_path(path: Path, what: str, replica: int) -> Path:
 
 
 def _read_own(checkpoint: Checkpoint, what: str, replica: int, tensor: torch.Tensor) -> None:
-    path, header = _own_path(checkpoint.path, what, replica), checkpoint.header
-    found, checksums = _read_into(path, what, tensor), header.get("own_crc32", {}).get(what, header.get("momenta_crc32"))
-    if checksums is not None:  # the oldest checkpoints have none
-        _check(checkpoint, path, found, checksums[replica])
+    header = checkpoint.header
+    checksums = header.get("own_crc32", {}).get(what, header.get("momenta_crc32"))
+    expected = checksums[replica] if checksums is not None else None  # the oldest checkpoints have none
+    _read(checkpoint, _own_path(checkpoint.path, what, replica), what, tensor, expected)
 
 
-def _check(checkpoint: Checkpoint, path: Path, found: int, expected: int) -> None:
-    if found != expected:
+def _checksums(checkpoint: Checkpoint) -> dict[str, int]:
+    """Of the tensors that are the same for all replicas, by name."""
+    header = checkpoint.header
+    if header["schema"] == _SCHEMA:
+        found: dict[str, int] = header["crc32"]
+        return found
+    return {"arena": header["crc32"], **{f"shared:{name}": one for name, one in header.get("shared_crc32", {}).items()}}
+
+
+def _read(checkpoint: Checkpoint, path: Path, name: str, target: torch.Tensor, expected: int | None) -> None:
+    """Read a tensor; `expected` is its checksum, None where none was written."""
+    if expected is None and checkpoint.header["schema"] == _SCHEMA:
         raise RunError(
-            f"checkpoint {path} is damaged: its checksum does not match; delete "
-            f"{checkpoint.path.with_suffix('.json').name} to resume from the checkpoint before"
+            f"checkpoint {checkpoint.path} has no {name}, which this network keeps: resume with the run's own configuration"
         )
+    try:
+        found = read_into(path, name, target)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"checkpoint file {path} cannot be read: {error}") from error
+    if expected is not None and found != expected:
+        raise DamagedError(f"checkpoint {path} is damaged: the checksum of {name} does not match")
 
 
 def save_weights(path: Path, arena: Arena, network: nn.Module) -> None:
     """Write the network as plain named tensors, for `network.load_state_dict(safetensors.torch.load_file(path))`."""
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in arena.named_tensors()}
-    owned = {id(value): name for name, value in (*network.named_parameters(), *network.named_buffers())}
-    for name, value in (
-        *network.named_parameters(remove_duplicate=False),
-        *network.named_buffers(remove_duplicate=False),
-    ):
-        if name not in tensors:  # a tied name, or a counter
-            tied = tensors.get(owned[id(value)])
-            tensors[name] = value.detach().cpu().contiguous() if tied is None else tied.clone()
-    _write(path, tensors)
+    held = dict(arena.named_tensors())
+    names = {id(value): name for name, value in (*network.named_parameters(), *network.named_buffers())}
+    tensors = {}
+    for name, value in network.state_dict(keep_vars=True).items():
+        if isinstance(value, torch.Tensor):  # a module may keep something else too
+            tensors[name] = held.get(name, held.get(names.get(id(value), ""), value))  # where it is tied, or is a counter
+    write(path, tensors)
 
 
-def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    def write(temporary: Path) -> None:
-        try:
-            save_file(tensors, temporary)
-        except SafetensorError as error:
-            code = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
-
-    write_atomic(path, write)
-
-
-def _read_into(path: Path, name: str, target: torch.Tensor) -> int:
-    """Read a tensor of a safetensors file straight into `target`, without a copy of it beside, and give its checksum."""
-    try:
-        with path.open("rb") as file:
-            return _stream(file, name, target)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        remedy = "restore it or resume an earlier one, with the run's own settings"
-        raise RunError(f"checkpoint file {path} cannot be read: {error}; {remedy}") from error
-
-
-def _stream(file: BinaryIO, name: str, target: torch.Tensor) -> int:
-    """The format: 8 bytes with the length of the header, the header in JSON, then the tensors at the offsets that it tells."""
-    length = int.from_bytes(file.read(8), "little")
-    begin, end = json.loads(file.read(min(length, _LONGEST_HEADER)))[name]["data_offsets"]
-    if end - begin != target.nbytes:
-        raise ValueError(f"{name} has {end - begin} bytes and not {target.nbytes}")
-    file.seek(8 + length + begin)
-    checksum = 0
-    for piece in target.view(-1).split(_PIECE):
-        host = piece if piece.device.type == "cpu" else torch.empty_like(piece, device="cpu")
-        memory = host.numpy().view("u1").data
-        if file.readinto(memory) != len(memory):  # type: ignore[attr-defined] # every binary file has it
-            raise ValueError("it is too short")
-        checksum = zlib.crc32(memory, checksum)
-        if host is not piece:
-            piece.copy_(host)
-    return checksum
-
-
-def _checksum(state: torch.Tensor) -> int:
-    return zlib.crc32(state.numpy().data)
-
-
-def _counters(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [(name, buffer) for name, buffer in network.named_buffers() if not buffer.is_floating_point()]
+def _counters(network: nn.Module) -> dict[str, torch.Tensor]:
+    """Whole numbers among what the network keeps; the arena has the others."""
+    kept = network.state_dict(keep_vars=True)
+    found = {name: buffer for name, buffer in network.named_buffers() if name in kept and not buffer.is_floating_point()}
+    return {f"counter:{name}": buffer for name, buffer in found.items()}
 
 
 def _check_layout(checkpoint: Checkpoint, arena: Arena) -> None:
@@ -308,5 +359,5 @@ def _forget_old(directory: Path, keep: int) -> None:
     for path in directory.glob("epoch*.safetensors"):
         if "-".join(path.stem.split("-")[:2]) not in kept:
             path.unlink()
-    for path in directory.glob(".epoch*.part"):
+    for path in (*directory.glob(".epoch*.part"), *directory.glob(".tmp*")):
         path.unlink()

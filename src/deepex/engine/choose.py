@@ -43,15 +43,16 @@ def make_runner(
             except Exception as error:
                 if asked == "captured":
                     raise ConfigError(f"step is captured, but this network cannot be ({error}): set step=eager") from error
-                parts.arena.take_back_gradients()
-                parts.arena.take_back_buffers()
                 short = f"capturing it failed ({type(error).__name__}: {_first_line(error)})"
-        return _eager(parts, step, clock, f"{short}: PyTorch's operators one by one")
+        return make_eager(parts, step, clock, f"{short}: PyTorch's operators one by one")
     why = "a CPU" if device.type == "cpu" else "as the run began"
-    return _eager(parts, step, clock, "asked for" if asked == "eager" else f"{why}: PyTorch's operators one by one")
+    return make_eager(parts, step, clock, "asked for" if asked == "eager" else f"{why}: PyTorch's operators one by one")
 
 
-def _eager(parts: Parts, step: EagerStep, clock: PhaseClock | None, reason: str) -> tuple[Runner, PhaseClock]:
+def make_eager(parts: Parts, step: EagerStep, clock: PhaseClock | None, reason: str) -> tuple[Runner, PhaseClock]:
+    """The runner of PyTorch's operators one by one, also after another has been tried."""
+    parts.arena.take_back_gradients()
+    parts.arena.take_back_buffers()
     return _one_by_one(parts, step, clock, StepChoice(kind="eager", reason=reason, fusions={}))
 
 

@@ -20,17 +20,18 @@ import torch
 from torch import nn
 
 from deepex.comm import Communicator
+from deepex.comm.together import together
 from deepex.data.feeds.placement import make_feed
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.prepare import Prepare
 from deepex.engine.arena import Arena
-from deepex.engine.choose import make_runner
+from deepex.engine.choose import make_eager, make_runner
 from deepex.engine.counters import Counters
 from deepex.engine.job import Job
 from deepex.engine.objective import make_objective
 from deepex.engine.optim import Optimiser, coasting
 from deepex.engine.rate import Schedule
-from deepex.engine.runner import Parts
+from deepex.engine.runner import Parts, Runner
 from deepex.engine.statistics import Statistics, chooses_estimates
 from deepex.engine.step import EagerStep
 from deepex.errors import ConfigError
@@ -106,7 +107,7 @@ class Learner:
             turn_steps=self.rule.longest(self._shards.steps),
         )
         steps = config.epochs * self._shards.steps * per_rank
-        self.runner, self.clock = make_runner(parts, self.step, steps=steps, begun=job.begun, clock=clock)
+        self.runner, self.clock, self.step_by_rank = self._make_runner(parts, steps, clock)
         self._peak_rate = schedule.peak
         estimates, self.statistics_reason = chooses_estimates(
             config.statistics, self.network, replicas=job.replicas, steps=self._shards.steps
@@ -116,6 +117,22 @@ class Learner:
         self.rate, self._epoch, self._syncs = 0.0, 0, 0
         self.lost, self.lost_samples = 0, 0  # turns of this epoch that were left out, and their samples
         self._most_loss = math.inf  # of a sample
+
+    def _make_runner(
+        self, parts: Parts, steps: int, clock: PhaseClock | None
+    ) -> tuple[Runner, PhaseClock, dict[str, list[dict[str, str]]]]:
+        """The same kind of runner on every rank; what each rank would have taken, where they differ. Collective."""
+        comm = self._comm
+        try:
+            made = together(comm, lambda: make_runner(parts, self.step, steps=steps, begun=self.job.begun, clock=clock))
+            told = comm.gather({"kind": made[0].choice.kind, "reason": made[0].choice.reason})
+        except BaseException:
+            self.feed.close()
+            raise
+        if len({one["kind"] for one in told}) == 1:
+            return *made, {}
+        rank, other = next((rank, one) for rank, one in enumerate(told) if one["kind"] == "eager")
+        return *make_eager(parts, self.step, clock, f"rank {rank} cannot do else, {other['reason']}"), {"by_rank": told}
 
     def start(self) -> None:
         """Begin from the initial weights, which the arena holds now, or those of a checkpoint that kept nothing beside them."""

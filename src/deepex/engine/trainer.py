@@ -1,7 +1,8 @@
 """The training loop: epochs, their records and checkpoints, and when to end.
 
     trainer = Trainer(job, comm, run, watcher)
-    outcome = trainer.run(trainer.load(checkpoint))
+    trainer.begin(resumed=False)
+    outcome = trainer.run(Position())
 
 Every rank runs it; rank 0 writes. The ranks decide alike because they decide from the same numbers: one small gather at the end of
 each epoch, and the requests to stop that travel within each sync.
@@ -56,27 +57,44 @@ class Trainer:
         self.learner = Learner(job, comm, clock)
         self._evaluator = _make_evaluator(job, comm)
         self._target = Target.parse(str(job.config.target)) if job.config.target else None
+        self._kept = False  # whether a checkpoint had anything beside the arena
         self._signals, self._poll = StopSignals(), StopPoll(job.device)
         self.usage = UsageWatch(job.config.sampling, job.device, comm, run, self.learner.clock)
 
-    def load(self, checkpoint: Checkpoint | None) -> Position:
-        """Take over rank 0's initial weights, or the state of a checkpoint."""
+    def prepare(self, *, resuming: bool) -> None:
+        """Make what a checkpoint is read into. Collective."""
+        if resuming:
+            _ = self.learner.strategy
+
+    def restore(self, checkpoint: Checkpoint) -> Position:
+        """Read the state of a checkpoint; without communication, so that all ranks can take the one before if it is damaged."""
         learner = self.learner
-        if checkpoint is None:
-            self._comm.broadcast(learner.arena.state)
-            learner.try_times()
-            learner.start()
-            return Position()
-        agreement = learner.strategy.agreement
         checkpoints.restore(checkpoint, learner.arena, learner.network)
         checkpoints.restore_momenta(checkpoint, learner.momentum.stored(), learner.replicas[0], learner.arena.momentum)
-        kept = checkpoints.restore_state(checkpoint, agreement.state(), learner.replicas[0])
-        agreement.resume() if kept else agreement.start()
+        self._kept = checkpoints.restore_state(checkpoint, learner.strategy.agreement.state(), learner.replicas[0])
         learner.rule.restore(checkpoint.header.get("rule", {}))
         position = checkpoint.position
         if position.apart and learner.strategy.drift is not None:
             learner.strategy.drift.restore(round(position.apart[0]), position.apart[1:])
         return position
+
+    def begin(self, *, resumed: bool) -> None:
+        """Begin from rank 0's initial weights, or go on from what was restored. Collective."""
+        learner = self.learner
+        if not resumed:
+            self._comm.broadcast(learner.arena.state)
+            learner.try_times()
+            learner.start()
+        elif self._kept:
+            learner.strategy.agreement.resume()
+        else:
+            learner.strategy.agreement.start()
+
+    def close(self) -> None:
+        """Stop what reads, and what talks in the background."""
+        self.learner.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
 
     def run(self, position: Position) -> Outcome:
         """Train from `position` to the end."""
@@ -84,9 +102,7 @@ class Trainer:
             with self._signals, self.usage:
                 outcome = self._epochs(position)
         finally:
-            self.learner.close()
-            if self._evaluator is not None:
-                self._evaluator.close()
+            self.close()
         self.learner.strategy.release()
         return outcome
 

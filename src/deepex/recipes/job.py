@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from deepex.comm import Communicator
+from deepex.comm.same import gather_same
 from deepex.data.dataset import PackedDataset
 from deepex.data.direct import Hdf5Config, Hdf5Dataset, find_hdf5
 from deepex.data.feeds.placement import Placement, choose_placement, most_modest
@@ -22,6 +23,7 @@ from deepex.errors import ConfigError, DataError, UnknownName
 from deepex.machine.hardware import describe_memory
 from deepex.machine.heap import give_back_heap
 from deepex.recipes.network import build_network
+from deepex.recipes.same import settled
 from deepex.record.table import from_table
 from deepex.record.target import Target
 from deepex.sync.outer import muon_flops
@@ -30,8 +32,11 @@ from deepex.sync.strategy import check_groups
 SAMPLES = Path(__file__).parent / "samples"
 
 
-def make_job(config: RunConfig, comm: Communicator) -> Job:
-    """Open, build and check everything that a mistake in the configuration could spoil, before anything is trained."""
+def make_job(config: RunConfig, comm: Communicator, *, ranks_on_device: int = 1) -> Job:
+    """Open, build and check everything that a mistake in the configuration could spoil, before anything is trained.
+
+    `ranks_on_device`: how many ranks use this one's GPU.
+    """
     replicas = config.replicas_on(comm.size)
     if config.sync.strategy == "hierarchical" and config.sync.group:
         check_groups([config.sync.group], replicas, replicas // comm.size)
@@ -50,7 +55,7 @@ def make_job(config: RunConfig, comm: Communicator) -> Job:
         network=network,
         dataset=dataset,
         device=device,
-        placement=_place(config, dataset, network, device=device, shards=shards, comm=comm),
+        placement=_place(config, dataset, network, device=device, shards=shards, comm=comm, sharing=ranks_on_device),
         replicas=replicas,
         channels_last=config.layout == "channels_last",
         sync_reason=sync_reason,
@@ -91,7 +96,14 @@ def _check_last_batch(config: RunConfig, network: nn.Module, dataset: Dataset, s
 
 
 def _place(
-    config: RunConfig, dataset: Dataset, network: nn.Module, *, device: torch.device, shards: Shards, comm: Communicator
+    config: RunConfig,
+    dataset: Dataset,
+    network: nn.Module,
+    *,
+    device: torch.device,
+    shards: Shards,
+    comm: Communicator,
+    sharing: int,
 ) -> Placement:
     """Choose the placement that this rank has memory for."""
     per_rank, sample_bytes = shards.replicas // comm.size, dataset.manifest.sample_bytes + 8  # and the label
@@ -112,7 +124,7 @@ def _place(
         device=device.type,
         free_device_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else free_host,
         free_host_bytes=free_host,
-        ranks_on_device=-(-comm.place.local_size // torch.cuda.device_count()) if on_gpu else 1,
+        ranks_on_device=sharing if on_gpu else 1,
         through_host=on_gpu and dataset.manifest.order == "given",
         replicas_per_rank=per_rank,
     )
@@ -137,9 +149,13 @@ def _arena_slices(config: RunConfig, per_rank: int, *, on_gpu: bool) -> int:
     return slices + (3 if config.deterministic else 2) * agreed * levels + waiting
 
 
-def agree_on_placement(job: Job, comm: Communicator) -> Job:
-    """Take the placement that every rank has memory for, because ranks of a node read for each other. Collective."""
-    chosen = most_modest([Placement(**table) for table in comm.gather(dataclasses.asdict(job.placement))])
+def agree_on_placement(job: Job, comm: Communicator, *, checkpoint: str | None = None) -> Job:
+    """Take the placement that every rank has memory for, because ranks of a node read for each other. Collective.
+
+    What else has been settled must be the same on all ranks, also the name of the `checkpoint` to go on from.
+    """
+    told = gather_same(comm, settled(job, checkpoint), dataclasses.asdict(job.placement))
+    chosen = most_modest([Placement(**table) for table in told])
     return dataclasses.replace(job, placement=chosen)
 
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 import os
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 
 import torch
 
-from deepex.comm import Communicator, as_communicator, choose, connect
+from deepex.comm import Communicator, as_communicator, connect
 from deepex.comm.nodes import describe_nodes
+from deepex.comm.same import gather_same
+from deepex.comm.selection import device_name
 from deepex.comm.together import AgreedError, abort_on_failure, together
 from deepex.data.feeds import tally
 from deepex.engine import checkpoint as checkpoints
@@ -21,11 +24,12 @@ from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
 from deepex.engine.trainer import Outcome, Trainer
 from deepex.engine.watch import Watcher
-from deepex.errors import DataError, DeepexError, RunError
+from deepex.errors import DamagedError, DataError, DeepexError, RunError
 from deepex.machine.cache import keep_compiled
 from deepex.machine.hardware import describe_cpu
 from deepex.machine.heap import give_back_heap, keep_heap
-from deepex.recipes.job import agree_on_placement, choices, decide_layout, how_synced, make_job, pick_device
+from deepex.recipes.job import agree_on_placement, choices, decide_layout, make_job, pick_device
+from deepex.recipes.same import started_with
 from deepex.record import EpochRecord, RunDirectory
 from deepex.record.files import write_text
 from deepex.record.run import hold, refuse_existing_run
@@ -48,15 +52,19 @@ def train(
     """
     watcher = watcher or Watcher()
     device = pick_device(config.device, 0).type
-    level = "MULTIPLE" if config.sync.overlaps or config.sync.undecided else "FUNNELED"  # of threads that may call MPI
-    communicator = connect(config.comm, device=device, thread_level=level) if comm is None else as_communicator(comm)
-    reason = "the caller's" if comm is not None else _why(config, communicator, device)
-    path = Path(communicator.gather(str(out or _default_out(config)))[0])
+    communicator = connect(config.comm, device=device) if comm is None else as_communicator(comm)
+    path: Path | None = None
     try:
         with abort_on_failure(communicator, _say, lambda text: _log(path, communicator.rank, text)):
             try:
+                facts = started_with(config, device, resume=resume)
+                told = gather_same(communicator, facts, [str(out or _default_out(config)), _device_name(device)])
+                path = Path(told[0][0])
+                if device == "cuda":
+                    communicator.check_sums(torch.device(device))
+                on_device = [row[1] for row in told].count(told[communicator.rank][1])
                 with ExitStack() as held:
-                    return _train(config, communicator, path, held, reason=reason, resume=resume, watcher=watcher)
+                    return _train(config, communicator, path, held, ranks_on_device=on_device, resume=resume, watcher=watcher)
             finally:
                 watcher.closed()
     finally:
@@ -66,40 +74,47 @@ def train(
                 communicator.close()
 
 
+def _device_name(device: str) -> str:
+    """What tells a rank's accelerator, or its CPU, from those of the others."""
+    return device_name() if device == "cuda" else socket.gethostname()
+
+
 def _train(
-    config: RunConfig, comm: Communicator, path: Path, held: ExitStack, *, reason: str, resume: bool, watcher: Watcher
+    config: RunConfig, comm: Communicator, path: Path, held: ExitStack, *, ranks_on_device: int, resume: bool, watcher: Watcher
 ) -> RunDirectory:
     run = RunDirectory(path)
     tally.take()  # what the process read before is no part of the run
+    held.callback(_discard_empty, path, comm)
     if resume:
         together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))
-    checkpoint = together(comm, lambda: _check_path(path, config, resume=resume))
+    found = together(comm, lambda: _find_checkpoints(path, config, _say if comm.rank == 0 else _hush, resume=resume))
     if resume:
-        config = _as_begun(config, run)
-    job = together(comm, lambda: make_job(config, comm))
+        config = together(comm, lambda: _as_begun(config, run))
+    job = together(comm, lambda: make_job(config, comm, ranks_on_device=ranks_on_device))
     if resume:
-        job = dataclasses.replace(job, begun=_step_begun(job, run))
-    together(comm, lambda: _check_dataset(path, job, checkpoint) if resume else None)
+        job = dataclasses.replace(job, begun=together(comm, lambda: _step_begun(job, run)))
     together(comm, lambda: _verify(job, comm))
-    job = agree_on_placement(job, comm)
+    job = agree_on_placement(job, comm, checkpoint=found[0].path.name if found else None)
     threads = config.threads or (
         1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size)
     )
     with _settings(config, job, threads) as heap:
         job, layout_reason = decide_layout(job, comm)
-        state = choices(job, comm, comm_reason=reason, layout_reason=layout_reason, threads=threads) | {"heap": heap}
-        if resume:
-            _keep_reasons(state, run.state)
         machines = describe_nodes(comm, path.parent, os.environ)
         if not resume:
             together(comm, lambda: _hold(path, held, comm))
-            together(comm, lambda: _create(path, job, state, machines, comm))
         began = perf_counter()
         trainer = Trainer(job, comm, run, watcher)
-        position = together(comm, lambda: trainer.load(checkpoint))
-        job = _settled(job, trainer.learner.job, state)
-        together(comm, lambda: _note_start(run, job, state, position, comm, resume=resume))
-        together(comm, lambda: _note_setup(run, trainer, comm, perf_counter() - began))  # a rank that fails writes there too
+        try:
+            position = _load(trainer, found, path, job, comm, resume=resume)
+            job = trainer.learner.job  # which may have settled `sync = auto` by times
+            state = choices(job, comm, comm_reason=comm.reason, layout_reason=layout_reason, threads=threads) | {"heap": heap}
+            state |= _setup(trainer, comm, perf_counter() - began)
+            here = position if resume else None
+            together(comm, lambda: _note_start(run, job, state, machines, here) if comm.rank == 0 else None)
+        except BaseException:
+            trainer.close()
+            raise
         if comm.rank == 0:
             watcher.began(run.state)
         try:
@@ -114,22 +129,45 @@ def _train(
     return run
 
 
-def _note_setup(run: RunDirectory, trainer: Trainer, comm: Communicator, seconds: float) -> None:
-    """Tell in `run.json` what was built, and what rank 0 has read for it: the first epoch counts from here."""
+def _load(
+    trainer: Trainer, found: list[checkpoints.Checkpoint], path: Path, job: Job, comm: Communicator, *, resume: bool
+) -> checkpoints.Position:
+    """Take over the newest checkpoint that is whole, or the initial weights; every rank takes the same. Collective."""
+    trainer.prepare(resuming=bool(found))
+    for index, checkpoint in enumerate(found):
+        together(comm, lambda at=checkpoint: _check_going_on(path, job, at))  # type: ignore[misc] # bound now
+        try:
+            position = together(comm, lambda at=checkpoint: trainer.restore(at))  # type: ignore[misc] # as above
+        except AgreedError as refused:
+            if not isinstance(refused.error, DamagedError) or index + 1 == len(found):
+                raise
+            if comm.rank == 0:
+                _say(f"{refused.error}; going on from the checkpoint before, {found[index + 1].path.name}")
+            continue
+        if comm.rank == 0:
+            checkpoints.set_aside(path / "checkpoints", checkpoint)
+        trainer.begin(resumed=True)
+        return position
+    if resume:
+        together(comm, lambda: _check_going_on(path, job, None))
+    trainer.begin(resumed=False)
+    return checkpoints.Position()
+
+
+def _setup(trainer: Trainer, comm: Communicator, seconds: float) -> dict[str, Any]:
+    """What was built, and what this rank has read for it: the first epoch counts from here."""
     opens, num_bytes = tally.take()
-    if comm.rank > 0:
-        return
     learner = trainer.learner
     estimated = learner.statistics is not None
-    run.set_state(
-        setup_seconds=seconds,
-        setup_usage={"opens": opens, "data_bytes": num_bytes},
-        arena_bytes=learner.arena.memory.nbytes,
-        sync_bytes=learner.sync_bytes,
-        arena_shared=comm.shares(learner.arena.memory),
-        step=dataclasses.asdict(learner.runner.choice),
-        statistics={"kind": "estimated" if estimated else "running", "reason": learner.statistics_reason},
-    )
+    return {
+        "setup_seconds": seconds,
+        "setup_usage": {"opens": opens, "data_bytes": num_bytes},
+        "arena_bytes": learner.arena.memory.nbytes,
+        "sync_bytes": learner.sync_bytes,
+        "arena_shared": comm.shares(learner.arena.memory),
+        "step": {**dataclasses.asdict(learner.runner.choice), **learner.step_by_rank},
+        "statistics": {"kind": "estimated" if estimated else "running", "reason": learner.statistics_reason},
+    }
 
 
 def _keep_reasons(state: dict[str, Any], begun: dict[str, Any]) -> None:
@@ -140,26 +178,36 @@ def _keep_reasons(state: dict[str, Any], begun: dict[str, Any]) -> None:
             state[name] = old
 
 
-def _why(config: RunConfig, comm: Communicator, device: str) -> str:
-    """Why this communicator was chosen."""
-    num_devices = torch.cuda.device_count() if device == "cuda" else 1
-    return choose(config.comm, place=comm.place, device=device, num_devices=num_devices).reason
-
-
 def _hold(path: Path, held: ExitStack, comm: Communicator) -> None:
     """Keep other jobs out of the run directory until `held` is closed."""
     if comm.rank == 0:
         held.enter_context(hold(path))
 
 
-def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.Checkpoint | None:
+def _discard_empty(path: Path, comm: Communicator) -> None:
+    """Take away a directory in which no run has begun, so that nothing is left of a mistake."""
+    if comm.rank == 0 and not (path / "run.json").exists():
+        with suppress(OSError):
+            (path / ".lock").unlink()
+            path.rmdir()
+
+
+def _find_checkpoints(path: Path, config: RunConfig, say: Callable[[str], None], *, resume: bool) -> list[checkpoints.Checkpoint]:
+    """The checkpoints that a run may go on from, the newest first; none for a new one."""
     if not resume:
         refuse_existing_run(path)
-        return None
+        return []
     run = RunDirectory.open(path)
     if config.replicas not in (0, run.state["replicas"]):
         raise RunError(f"{path} was trained with {run.state['replicas']} replicas; it cannot go on with {config.replicas}")
-    checkpoint = checkpoints.newest(path / "checkpoints")
+    found = checkpoints.usable(path / "checkpoints", say)
+    _check_position(path, config, found[0] if found else None)
+    return found
+
+
+def _check_position(path: Path, config: RunConfig, checkpoint: checkpoints.Checkpoint | None) -> None:
+    """Refuse a configuration that does not go on where the checkpoint is."""
+    run = RunDirectory.open(path)
     _check_epochs(path, config, checkpoint)
     for key in ("batch", "seed", "samples") if _is_within_epoch(checkpoint) else ():
         if (begun := run.config.get(key, 0)) != getattr(config, key):
@@ -167,7 +215,11 @@ def _check_path(path: Path, config: RunConfig, *, resume: bool) -> checkpoints.C
                 f"{path} stopped in the middle of an epoch, whose other samples are told by the {key} {begun}; it cannot "
                 f"go on with {getattr(config, key)}: resume it without, to the end of the epoch at least, or begin a new run"
             )
-    return checkpoint
+
+
+def _check_going_on(path: Path, job: Job, checkpoint: checkpoints.Checkpoint | None) -> None:
+    _check_position(path, job.config, checkpoint)
+    _check_dataset(path, job, checkpoint)
 
 
 def _as_begun(config: RunConfig, run: RunDirectory) -> RunConfig:
@@ -223,34 +275,20 @@ def _verify(job: Job, comm: Communicator) -> None:
         raise DataError(f"{bad[0]}{more}")
 
 
-def _create(path: Path, job: Job, state: dict[str, Any], machines: list[Any], comm: Communicator) -> None:
-    """Make the run directory; rank 0 writes."""
-    if comm.rank == 0:
-        RunDirectory.create(path, _table(job), machines, state)
-
-
-def _settled(job: Job, learnt: Job, state: dict[str, Any]) -> Job:
-    """The job as the trainer has it, which may have settled `sync = auto` by times."""
-    if learnt is not job:
-        state["sync"] = how_synced(learnt)
-    return learnt
-
-
 def _note_start(
-    run: RunDirectory, job: Job, state: dict[str, Any], position: checkpoints.Position, comm: Communicator, *, resume: bool
+    run: RunDirectory, job: Job, state: dict[str, Any], machines: list[Any], resumed: checkpoints.Position | None
 ) -> None:
-    """Note in the run directory how the run begins, or that it goes on from `position`; rank 0 writes.
+    """Begin the run directory, or note in it that the run goes on from where it is `resumed`; rank 0 does.
 
-    Not before all is built: a run that cannot go on so is left as it was.
+    Not before all is built: of a run that cannot begin nothing is left, and one that cannot go on is left as it was.
     """
-    if comm.rank > 0:
+    if resumed is None:
+        RunDirectory.create(run.path, _table(job), machines, state)
         return
+    _keep_reasons(state, run.state)
     write_text(run.path / "config.toml", dump_toml(_table(job)))
-    if resume:
-        run.set_state(status="running", reason="", resumed=[*run.state.get("resumed", []), state["ranks"]], **state)
-        run.forget_after(position.epoch)
-    else:
-        run.set_state(sync=state["sync"])
+    run.set_state(status="running", reason="", resumed=[*run.state.get("resumed", []), state["ranks"]], **state)
+    run.forget_after(resumed.epoch)
 
 
 def _table(job: Job) -> dict[str, Any]:
@@ -343,9 +381,14 @@ def _say(message: str) -> None:
     sys.stderr.flush()
 
 
-def _log(path: Path, rank: int, text: str) -> None:
+def _hush(_message: str) -> None:
+    return
+
+
+def _log(path: Path | None, rank: int, text: str) -> None:
     with suppress(OSError):
-        (path / f"failure-rank{rank}.txt").write_text(text, encoding="utf-8")
+        if path is not None and path.is_dir():
+            (path / f"failure-rank{rank}.txt").write_text(text, encoding="utf-8")
 
 
 def resumed_config(path: Path, changes: dict[str, Any]) -> RunConfig:

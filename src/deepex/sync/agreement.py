@@ -106,6 +106,14 @@ class Agreement(ABC):
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
         """Agree with the other ranks; `requests` is above zero then if some rank's `request` was. `rate` is the step's last."""
 
+    def _sum_asking(self, comm: Communicator, values: torch.Tensor, share: float, request: float) -> None:
+        """Sum those values of the region among which the request travels, weighted by `share`: of none, the request is all."""
+        if share == 0:
+            values.zero_()
+            share = 1.0
+        self._agreed[self.region.request : self.region.request + 1].fill_(request)
+        comm.sum(values, share)
+
     def settle(self) -> None:
         """Bring the state up to date, so that it can be kept. Collective."""
         return
@@ -172,8 +180,7 @@ class InPlace(_Mean):
 
     @override
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
-        self._agreed[self.region.request : self.region.request + 1].fill_(request)
-        comm.sum(self._agreed, self._share)
+        self._sum_asking(comm, self._agreed, self._share, request)
         self._without_lost()
         self.met(self._agreed)
 

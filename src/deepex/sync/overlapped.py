@@ -79,8 +79,7 @@ class Overlapped(Agreement):
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
         while self._next >= 0:  # weights that took no part, or a replica whose shard has ended
             self._send()
-        self._agreed[self.region.request : self.region.request + 1].fill_(request)
-        comm.sum(self._agreed[self.region.buffers], self._share)
+        self._sum_asking(comm, self._agreed[self.region.buffers], self._share, request)
         for pending in self._begun:
             pending.wait()
 

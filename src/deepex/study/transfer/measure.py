@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch
 
 from deepex.comm import Communicator, connect
-from deepex.comm.launch import fail
+from deepex.comm.start import fail
 from deepex.comm.together import abort_on_failure, together
 from deepex.errors import ConfigError, DeepexError
 from deepex.machine.hardware import describe_cpu, describe_memory
