@@ -1,3 +1,5 @@
+import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -5,6 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deepex.cli import app
+from deepex.errors import RunError
+from deepex.record.run import hold
+from deepex.record.table import dump_toml
 from tests.report.records import Made, write_run
 
 
@@ -20,3 +25,34 @@ def test_phases_are_shown_where_they_are_known(phases: bool, tmp_path: Path) -> 
     assert ("backward" in result.output) == phases
     assert ("phases are not told apart" in result.output) != phases
     assert "epoch takes" in result.output
+
+
+STATE = {"placement": {"kind": "device", "reason": "it fits"}, "threads": 1}
+MADE = Made(ranks=2, config={"deterministic": False}, state=STATE)
+
+
+def test_a_killed_run_is_shown_as_such_with_what_to_do(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", MADE, status="running", reason="")
+    with hold(run):
+        assert f"{run}: running" in CliRunner().invoke(app, ["show", str(run)]).output
+    words = f"killed: its process ended without a word; go on with `deepex train --resume {run}`"
+    assert words in CliRunner().invoke(app, ["show", str(run)]).output
+    told = json.loads(CliRunner().invoke(app, ["show", str(run), "--json"]).output)["state"]
+    assert told["status"] == "killed"
+    assert "--resume" in told["reason"]
+
+
+@pytest.mark.parametrize(
+    ("file", "key"), [("run.json", ("comm", "reason")), ("run.json", ("samples",)), ("config.toml", ("net",))], ids=str
+)
+def test_a_key_that_is_missing_is_named(tmp_path: Path, file: str, key: tuple[str, ...]) -> None:
+    path = write_run(tmp_path / "run", MADE) / file
+    read, write = (tomllib.loads, dump_toml) if path.suffix == ".toml" else (json.loads, json.dumps)
+    table = inner = read(path.read_text(encoding="utf-8"))
+    for name in key[:-1]:
+        inner = inner[name]
+    del inner[key[-1]]
+    path.write_text(write(table), encoding="utf-8")
+    with pytest.raises(RunError) as caught:
+        CliRunner().invoke(app, ["show", str(path.parent)], catch_exceptions=False)
+    assert f"{path} is damaged: key {'.'.join(key)!r} is missing; restore the file" in str(caught.value)

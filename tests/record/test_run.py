@@ -1,8 +1,10 @@
 import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from deepex.errors import RunError, StorageError
 from deepex.record import COMPUTE, PHASES, EpochRecord, RunDirectory, Score
-from deepex.record.run import SCHEMA, hold
+from deepex.record.run import SCHEMA, hold, is_held
 
 
 def make_epoch(number: int = 1, **changes: Any) -> EpochRecord:
@@ -78,6 +80,54 @@ def test_two_processes_do_not_write_in_one_directory(run: RunDirectory) -> None:
         first.communicate()
     with hold(run.path):
         pass
+
+
+def test_a_run_whose_process_was_killed_is_told_from_one_that_is_written(run: RunDirectory) -> None:
+    assert run.outcome == ("running", ""), "there is no lock, so nobody can tell"
+    writer = subprocess.Popen([sys.executable, "-c", _HOLDER, str(run.path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "held\n"
+        assert run.outcome == ("running", "")
+    finally:
+        writer.kill()
+        writer.communicate()
+    status, reason = run.outcome
+    assert status == "killed"
+    assert f"ended without a word; go on with `deepex train --resume {run.path}`" in reason
+    assert run.state["status"] == "running", "who looks changes nothing"
+    run.set_state(framework={"name": "jax"})
+    assert "begin it anew" in run.outcome[1]
+    run.set_state(status="stopped", reason="SIGTERM")
+    assert run.outcome == ("stopped", "SIGTERM")
+
+
+@pytest.mark.parametrize("holder", ["process 7 on another-host", "", "process 7", "\0" * 20])
+def test_what_the_lock_cannot_tell_stays_as_the_run_says(run: RunDirectory, holder: str) -> None:
+    (run.path / ".lock").write_text(holder, encoding="utf-8")
+    assert run.outcome == ("running", "")
+
+
+def test_without_locks_a_run_stays_as_it_says(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hold(run.path):
+        pass
+    assert run.outcome[0] == "killed"
+
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert run.outcome == ("running", "")
+
+
+def test_who_looks_whether_a_run_is_written_keeps_nobody_from_writing(run: RunDirectory) -> None:
+    """To look is to hold the lock with others for a moment."""
+    (run.path / ".lock").touch()
+    descriptor = os.open(run.path / ".lock", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    threading.Timer(0.01, os.close, (descriptor,)).start()
+    with hold(run.path):
+        assert is_held(run.path)
 
 
 def test_a_file_system_without_locks_keeps_nobody_out(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +238,7 @@ def test_a_state_change_that_fails_changes_nothing(run: RunDirectory, monkeypatc
 # Epochs
 
 
-amounts = st.floats(0, 1e9)
+amounts, times = st.floats(0, 1e9), st.floats(1e-6, 1e9)
 counts = st.integers(0, 2**53)
 scores = st.builds(
     Score,
@@ -203,7 +253,7 @@ scores = st.builds(
 @st.composite
 def epoch_records(draw: st.DrawFn) -> EpochRecord:
     num_ranks = draw(st.integers(1, 4))
-    per_rank = st.lists(amounts, min_size=num_ranks, max_size=num_ranks)
+    per_rank, walls = (st.lists(one, min_size=num_ranks, max_size=num_ranks) for one in (amounts, times))
     return EpochRecord(
         epoch=draw(st.integers(1, 99)),
         samples=draw(counts),
@@ -211,9 +261,9 @@ def epoch_records(draw: st.DrawFn) -> EpochRecord:
         syncs=draw(counts),
         rate=draw(amounts),
         train=draw(scores),
-        seconds=draw(amounts),
+        seconds=draw(times),
         phases={name: draw(per_rank) for name in PHASES},
-        wall=draw(per_rank),
+        wall=draw(walls),
         validation=draw(st.none() | scores),
         partial=draw(st.booleans()),
         measured=draw(st.booleans()),

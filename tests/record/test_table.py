@@ -109,7 +109,7 @@ def test_a_union_takes_each_of_its_kinds() -> None:
         ({"name": "a", "flag": 1}, ("'flag'", "1", "int", "must be bool")),
         ({"name": "a", "flag": "true"}, ("'flag'", "'true'", "must be bool")),
         ({"name": "a", "note": 4}, ("'note'", "4", "int", "must be str")),
-        ({"name": "a", "options": [1]}, ("'options'", "[1]", "list", "must be dict")),
+        ({"name": "a", "options": [1]}, ("'options'", "[1]", "list", "must be a table")),
         ({"name": "a", "inner": 16}, ("'inner'", "16", "table", "inner.period")),
         ({"name": "a", "inner": {"mode": "median"}}, ("'inner.mode'", "'median'", "mean, sum")),
         ({"name": "a", "inner": {"mode": ["mean"]}}, ("'inner.mode'", "['mean']", "mean, sum")),

@@ -78,11 +78,11 @@ def test_a_value_of_another_type_is_told_or_does_no_harm(name: str, folder: Path
 @pytest.mark.parametrize(
     ("name", "where", "why"),
     [
-        ("run.json", ("dataset",), "'dataset' is 'x', not a table"),
-        ("machine.json", (0, "cpu"), "'cpu' is 'x', not a table"),
-        ("epochs.jsonl", ("phases", "forward", 1), "'phases' does not hold numbers"),
-        ("epochs.jsonl", ("usage", "memory_bytes", "epoch"), "'usage' does not hold numbers"),
-        ("epochs.jsonl", ("drift", "all"), "'drift' does not hold numbers"),
+        ("run.json", ("dataset",), "key 'dataset' is 'x' (str); it must be a table"),
+        ("machine.json", (0, "cpu"), "key '[0].cpu' is 'x' (str); it must be a table"),
+        ("epochs.jsonl", ("phases", "forward", 1), "key 'phases.forward[1]' is 'x' (str); it must be float"),
+        ("epochs.jsonl", ("usage", "memory_bytes", "epoch"), "key 'usage.memory_bytes.epoch' is 'x' (str); it must be a list"),
+        ("epochs.jsonl", ("drift", "all"), "key 'drift.all' is 'x' (str); it must be float"),
     ],
 )
 def test_the_reason_names_file_and_key(name: str, where: tuple[Any, ...], why: str, tmp_path: Path) -> None:

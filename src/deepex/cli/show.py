@@ -81,7 +81,7 @@ def summary(run: RunDirectory, speedups: Sequence[Speedup] = ()) -> dict[str, An
     epochs = run.epochs()
     return {
         "run": str(run.path),
-        "state": run.state,
+        "state": {**run.state, **dict(zip(("status", "reason"), run.outcome, strict=True))},
         "config": run.config,
         "epoch_seconds": epoch_seconds(epochs) if any(not e.partial for e in epochs) else None,
         "epochs": [asdict(epoch) for epoch in epochs],
@@ -142,15 +142,16 @@ def _speedups(run: RunDirectory, base: RunDirectory, targets: Sequence[Target]) 
 
 def _print_head(console: Any, run: RunDirectory) -> None:
     state, config = run.state, run.config
+    status, reason = run.outcome
     lines = [
-        f"run        {run.path}: {state['status']}{': ' + state['reason'] if state.get('reason') else ''}",
+        f"run        {run.path}: {status}{': ' + reason if reason else ''}",
         f"network    {config['net']}, {state['network']['parameters']:,} parameters; {config['objective']}, {config['precision']}",
         f"data       {config['data']}: {', '.join(f'{count:,} {name}' for name, count in state['samples'].items())}",
         f"ranks      {state['ranks']} on {state['nodes']} node(s), {state['replicas']} replica(s), batch {config['batch']} each",
         f"comm       {state['comm']['kind']} ({state['comm']['reason']})",
         f"placement  {state['placement']['kind']} ({state['placement']['reason']})",
         f"optim      {_pairs(config['optim'])}",
-        f"sync       {_pairs(config['sync'])} ({state.get('sync', {}).get('reason', 'asked for')})",
+        f"sync       {_pairs(config['sync'])} ({(state.get('sync') or {}).get('reason', 'asked for')})",
         f"seed       {config['seed']}{', deterministic' if config['deterministic'] else ''}",
     ]
     lines += [f"machine    {_machine_text(machine)}; {state['threads']} thread(s) per rank" for machine in run.machine[:4]]
@@ -158,8 +159,8 @@ def _print_head(console: Any, run: RunDirectory) -> None:
 
 
 def _machine_text(machine: dict[str, Any]) -> str:
-    cpu, versions = machine.get("cpu", {}), machine.get("versions", {})
-    gpus = [gpu.get("name", "GPU") for gpu in machine.get("gpus", [])]
+    cpu, versions = machine.get("cpu") or {}, machine.get("versions") or {}
+    gpus = [gpu.get("name") or "GPU" for gpu in machine.get("gpus") or []]
     parts = [
         str(machine.get("host")),
         f"{cpu.get('model') or cpu.get('architecture')}, {cpu.get('num_cores_usable')} core(s)",

@@ -37,7 +37,7 @@ def print_usage(console: Any, epochs: Sequence[EpochRecord]) -> None:
     table.add_row("epoch", "", *totals)
     console.print(table)
     for name, words in (("memory_bytes", "memory of a rank"), ("gpu_memory_bytes", "memory in use on a GPU")):
-        peaks = [max(epoch.usage[name]["epoch"]) for epoch in epochs if name in epoch.usage]
+        peaks = [max(values) for epoch in epochs for values in epoch.usage.get(name, {}).values()]
         if peaks:
             console.print(f"{words}, at most: {max(peaks) / 1e6:,.0f} MB", highlight=False)
 

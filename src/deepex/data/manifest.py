@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from deepex.errors import ConfigError, DataError
 from deepex.record.files import write_json
+from deepex.record.strict import parse_json
 from deepex.record.table import from_table
 
 FILE_NAME = "manifest.json"
@@ -28,6 +29,7 @@ MARKER_NAME = ".packing"  # there from the start of a packing until the manifest
 FORMAT = "deepex-packed"
 VERSION = 1
 
+_REMEDY = "restore the file or pack the dataset again"
 _ITEM_BYTES = {"uint8": 1, "float16": 2, "float32": 4}
 _LABEL_BYTES = 8
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -115,8 +117,8 @@ def load(directory: Path | str) -> Manifest:
     table = _read(path)
     try:
         return from_json(table)
-    except (ConfigError, DataError, OverflowError) as error:
-        raise DataError(f"{path}: {error}; restore the file or pack the dataset again") from error
+    except (ConfigError, DataError) as error:
+        raise DataError(f"{path}: {error}; {_REMEDY}") from error
 
 
 def save(directory: Path | str, manifest: Manifest) -> None:
@@ -176,16 +178,12 @@ def _table(value: object, what: str) -> Mapping[str, Any]:
 
 def _read(path: Path) -> object:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(_missing(path.parent)) from None
-    except json.JSONDecodeError as error:
-        reason = f"{path} is damaged at offset {error.pos}: {error.msg}"
-    except ValueError as error:
-        reason = f"{path} is damaged: {error}"
     except OSError as error:
-        reason = f"{path} cannot be read: {error.strerror}"
-    raise DataError(f"{reason}; restore the file or pack the dataset again")
+        raise DataError(f"{path} cannot be read: {error.strerror}; {_REMEDY}") from error
+    return parse_json(text, str(path), error=DataError, remedy=_REMEDY)
 
 
 def _missing(directory: Path) -> str:

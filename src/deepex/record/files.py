@@ -10,10 +10,12 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from deepex.errors import RunError, StorageError
 from deepex.record.strict import parse_json
+
+LINE_REMEDY: Final = "delete the line or restore the file"
 
 
 def write_atomic(path: Path, write: Callable[[Path], None], *, flush: bool = True) -> None:
@@ -55,8 +57,9 @@ def read_json(path: Path, *, finite: bool = False) -> Any:
 def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
     """Read a file of JSON lines. A last line without its end was cut off by a kill and is none."""
     *lines, _cut = read_bytes(path).split(b"\n")
-    remedy = "delete the line or restore the file"
-    return [parse_json(line, f"{path}, line {number}", finite=finite, remedy=remedy) for number, line in enumerate(lines, start=1)]
+    return [
+        parse_json(line, f"{path}, line {number}", finite=finite, remedy=LINE_REMEDY) for number, line in enumerate(lines, start=1)
+    ]
 
 
 def read_bytes(path: Path) -> bytes:

@@ -19,29 +19,25 @@ Reading needs no torch and no MPI.
 import fcntl
 import json
 import os
+import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from time import sleep
 from typing import Any, Final, Self
 
-from deepex.errors import ConfigError, RunError
+from deepex.errors import RunError
 from deepex.record.clock import COMPUTE, PHASES
-from deepex.record.files import read_json, read_lines, storage_error, write_json, write_text
-from deepex.record.table import dump_toml, from_table, load_toml
+from deepex.record.files import LINE_REMEDY, read_json, read_lines, storage_error, write_json, write_text
+from deepex.record.rule import Amount, Amounts, Count, Seconds, Shares, Times
+from deepex.record.schema import Config, Machine, State, checked, checked_line, read_moments
+from deepex.record.table import dump_toml, load_toml
 
 SCHEMA: Final = 1
-_STATE_TABLES: Final = ("comm", "dataset", "framework", "network", "samples", "step", "sync")
-_MACHINE_TABLES: Final = ("cpu", "memory", "system", "versions")
-_NUMBERS: Final[dict[str, tuple[type, ...]]] = {  # where a record has numbers, and in what
-    "phases": (dict, list),
-    "wall": (list,),
-    "drift": (dict,),
-    "moved": (dict,),
-    "usage": (dict, dict, list),
-}
+_LOOK_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +45,10 @@ class Score:
     """How well the network did over some samples. `error` (wrong / seen) or `rmse` is there, as the objective has it."""
 
     loss: float
-    samples: int
+    samples: Count
     error: float | None = None
     rmse: float | None = None
-    seconds: float | None = None
+    seconds: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,23 +64,23 @@ class EpochRecord:
     files of samples (data/feeds/tally.py).
     """
 
-    epoch: int
-    samples: int
-    steps: int
-    syncs: int
-    rate: float
+    epoch: Count
+    samples: Count
+    steps: Count
+    syncs: Count
+    rate: Amount
     train: Score
-    seconds: float
-    phases: dict[str, list[float]]
-    wall: list[float]
+    seconds: Seconds
+    phases: dict[str, Amounts]
+    wall: Times
     validation: Score | None = None
     partial: bool = False
     measured: bool = True
     period: str = ""
-    drift: dict[str, float] = field(default_factory=dict)
-    moved: dict[str, float] = field(default_factory=dict)
-    lost: int = 0
-    usage: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    drift: Shares = field(default_factory=dict)
+    moved: Shares = field(default_factory=dict)
+    lost: Count = 0
+    usage: dict[str, dict[str, Amounts]] = field(default_factory=dict)
     finished: str = field(default_factory=lambda: now())  # noqa: PLW0108 - it is defined further down
 
     def phase_seconds(self, phase: str) -> float:
@@ -151,27 +147,36 @@ class RunDirectory:
         path = self.path / "config.toml"
         if not path.is_file():
             raise RunError(f"{path} is missing; restore it or start a new run")
-        return load_toml(path)
+        config: dict[str, Any] = checked(Config, load_toml(path), path)
+        return config
 
     @property
     def machine(self) -> list[dict[str, Any]]:
         """Hardware and versions of each node."""
         path = self.path / "machine.json"
-        machines = read_json(path)
-        if not (isinstance(machines, list) and all(isinstance(one, dict) for one in machines)):
-            raise RunError(f"{path} is damaged: it must hold a list of tables; restore it, or leave this run out")
-        for machine in machines:
-            _check_tables(path, machine, _MACHINE_TABLES)
+        machines: list[dict[str, Any]] = checked(list[Machine], read_json(path, finite=True), path)
         return machines
 
     @property
     def state(self) -> dict[str, Any]:
         """What `run.json` says."""
-        state = read_json(self.path / "run.json")
-        if not isinstance(state, dict):
-            raise RunError(f"{self.path / 'run.json'} holds {type(state).__name__}, not a table; restore it or start a new run")
-        _check_tables(self.path / "run.json", state, _STATE_TABLES)
+        path = self.path / "run.json"
+        state: dict[str, Any] = checked(State, read_json(path, finite=True), path)
         return state
+
+    @property
+    def outcome(self) -> tuple[str, str]:
+        """The status and the reason, for people: a run that says `running`, and that nobody writes any more, was `killed`.
+
+        Where the lock cannot tell, because it is missing, of another host or on a file system without locks, it is as it says.
+        """
+        state = self.state
+        if state.get("status") == "running" and _is_free(self.path) and _was_here(self.path):
+            state = self.state  # it may have ended in between
+            if state.get("status") == "running":
+                remedy = "begin it anew" if "framework" in state else f"go on with `deepex train --resume {self.path}`"
+                return "killed", f"its process ended without a word; {remedy}"
+        return str(state["status"]), str(state.get("reason") or "")
 
     def set_state(self, **changes: object) -> None:
         """Change keys of `run.json`."""
@@ -201,16 +206,15 @@ class RunDirectory:
         path = self.path / "epochs.jsonl"
         if not path.is_file():
             return []
-        *lines, _cut = path.read_bytes().split(b"\n")
-        return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+        return [_epoch(path, number, table) for number, table in enumerate(read_lines(path), start=1)]
 
     def resources(self) -> dict[str, list[dict[str, float]]]:
         """What each node's first rank saw from moment to moment, by host; a run on one node has the host "".
 
-        The keys of a line are told in deepex.machine.sampling.series; what could not be read is not there.
+        What could not be read is not there.
         """
         paths = sorted(self.path.glob("resources*.jsonl"))
-        return {path.stem.removeprefix("resources").removeprefix("-"): read_lines(path) for path in paths}
+        return {path.stem.removeprefix("resources").removeprefix("-"): read_moments(path) for path in paths}
 
     def forget_after(self, last: int) -> None:
         """Drop the epochs after number `last` (and a cut-off line): a resumed run will write them again."""
@@ -238,24 +242,38 @@ def hold(path: Path) -> Iterator[None]:
 
 def is_held(path: Path) -> bool:
     """Whether a process writes a run in `path` now."""
+    return _is_free(path) is False
+
+
+def _is_free(path: Path) -> bool | None:
+    """Whether nobody holds the lock of `path`; None where there is none, or the file system cannot tell."""
     try:
-        descriptor = os.open(path / ".lock", os.O_RDWR)
+        descriptor = os.open(path / ".lock", os.O_RDONLY)
     except OSError:
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    except OSError:
         return False
+    except OSError:
+        return None
     finally:
         os.close(descriptor)
-    return False
+    return True
+
+
+def _was_here(path: Path) -> bool:
+    """Whether a process on this host was the last to hold the lock: that of another host need not be seen from here."""
+    try:
+        holder = (path / ".lock").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.fullmatch(rf"process \d+ on {re.escape(socket.gethostname())}", holder) is not None
 
 
 def _lock(path: Path, descriptor: int) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_alone(descriptor)
     except BlockingIOError:
         holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
         raise RunError(
@@ -266,6 +284,14 @@ def _lock(path: Path, descriptor: int) -> None:
     with suppress(OSError):  # a full disk: the lock holds, though it tells no name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+
+def _lock_alone(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sleep(_LOOK_SECONDS)  # somebody may just look whether the lock is free
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def refuse_existing_run(path: Path) -> None:
@@ -279,33 +305,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _is_numbers(value: object, *levels: type) -> bool:
-    """Whether `value` is tables and lists within each other as `levels` say, and numbers in the last."""
-    if not levels:
-        return isinstance(value, int | float)
-    if not isinstance(value, levels[0]):
-        return False
-    if isinstance(value, list):
-        return set(map(type, value)) <= {int, float}
-    return isinstance(value, dict) and all(_is_numbers(one, *levels[1:]) for one in value.values())
-
-
-def _check_tables(path: Path, table: dict[str, Any], names: Sequence[str]) -> None:
-    """Refuse a file in which something else stands where a table should, if anything does."""
-    for name in names:
-        if not isinstance(table.get(name) or {}, dict):
-            raise RunError(f"{path} is damaged: {name!r} is {table[name]!r}, not a table; restore the file, or leave this run out")
-
-
-def _parse(path: Path, number: int, line: bytes) -> EpochRecord:
-    try:
-        epoch = from_table(EpochRecord, json.loads(line))
-        lengths = {len(epoch.phases.get(name, [])) for name in PHASES} | {len(epoch.wall)}
-    except (ValueError, TypeError, AttributeError, ConfigError) as error:
-        raise RunError(f"{path}, line {number} is damaged: {error}; delete the line or restore the file") from error
-    odd = [name for name, levels in _NUMBERS.items() if not _is_numbers(getattr(epoch, name), *levels)]
-    if odd:
-        raise RunError(f"{path}, line {number} is damaged: {odd[0]!r} does not hold numbers; delete the line or restore the file")
+def _epoch(path: Path, number: int, table: object) -> EpochRecord:
+    epoch: EpochRecord = checked_line(EpochRecord, table, path, number)
+    lengths = {len(epoch.phases.get(name, [])) for name in PHASES} | {len(epoch.wall)}
     if lengths != {len(epoch.wall)}:
-        raise RunError(f"{path}, line {number} has phases of different numbers of ranks: {sorted(lengths)}")
+        raise RunError(f"{path}, line {number} has phases of different numbers of ranks: {sorted(lengths)}; {LINE_REMEDY}")
     return epoch

@@ -21,14 +21,16 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import tomli_w
 
 from deepex.errors import ConfigError
+from deepex.record.rule import Rule
 from deepex.record.strict import parse_toml
 
 T = TypeVar("T")
+_MOST_SHOWN: Final = 120
 
 
 def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
@@ -40,7 +42,7 @@ def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
     missing = [n for n, f in known.items() if n not in table and f.default is MISSING and f.default_factory is MISSING]
     if missing:
         raise ConfigError(f"key {where + missing[0]!r} is missing; it has no default: set it")
-    values = {key: _convert(hints[key], value, where + key) for key, value in table.items()}
+    values = {key: convert(hints[key], value, where + key) for key, value in table.items()}
     return kind(**values)
 
 
@@ -110,7 +112,12 @@ def dump_toml(table: Mapping[str, Any]) -> str:
 
 @cache  # resolving annotations takes most of the time of reading a record of many epochs
 def _shape(kind: Any) -> tuple[dict[str, Any], dict[str, Field[Any]]]:
-    return get_type_hints(kind), {f.name: f for f in fields(kind)}
+    return get_type_hints(kind, include_extras=True), {f.name: f for f in fields(kind)}
+
+
+@cache
+def _keys(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def _unknown(path: str, key: str, known: Mapping[str, object], where: str) -> str:
@@ -119,48 +126,110 @@ def _unknown(path: str, key: str, known: Mapping[str, object], where: str) -> st
     return f"unknown key {path!r}{hint} Keys here: {', '.join(where + name for name in known)}"
 
 
-def _convert(hint: Any, value: Any, path: str) -> Any:
-    """Check `value` against the annotation `hint` and return what the dataclass shall hold."""
+def convert(hint: Any, value: Any, path: str) -> Any:
+    """Check the value of the key `path` against the annotation `hint`, and return what a dataclass shall hold.
+
+    A table is a dataclass, a TypedDict (of which keys may be missing, and others there) or a `dict[str, X]`.
+    """
     if type(value) is hint and hint is not dict:  # most values of a record of many epochs
         return value
     origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        return _convert_union(get_args(hint), value, path)
-    if origin is Literal:
-        if value not in get_args(hint):
-            choices = ", ".join(map(str, get_args(hint)))
-            raise ConfigError(f"key {path!r} is {value!r}; it must be one of: {choices}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"key {path!r} is {value!r}; it must be a list, for example [30, 60]")
-        return tuple(_convert(get_args(hint)[0], item, path) for item in value)
+    if origin is not None:
+        return _convert_generic(origin, hint, value, path)
+    if is_typeddict(hint):
+        known = _keys(hint)
+        return {
+            key: convert(known[key], one, _join(path, key)) if key in known else one for key, one in _table(value, path).items()
+        }
     if is_dataclass(hint):
         if isinstance(value, str):
             value = {_first(hint): value}
         if not isinstance(value, Mapping):
-            raise ConfigError(f"key {path!r} is {value!r}; it is a table: set its keys, for example {path}.{_first(hint)}")
-        return from_table(hint, value, f"{path}.")  # type: ignore[arg-type]  # a dataclass type
+            raise ConfigError(f"{_named(path)} is {shown(value)}; it is a table: set its keys, for example {path}.{_first(hint)}")
+        return from_table(hint, value, path and f"{path}.")  # type: ignore[arg-type]  # a dataclass type
     return _convert_plain(hint, value, path)
 
 
+def shown(value: object) -> str:
+    """A value for a message, however long it is."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def _convert_generic(origin: Any, hint: Any, value: Any, path: str) -> Any:
+    arguments = get_args(hint)
+    if origin is Annotated:
+        return _convert_ruled(arguments[0], arguments[1:], value, path)
+    if origin in (Union, types.UnionType):
+        return _convert_union(arguments, value, path)
+    if origin is Literal:
+        if not any(value is one or (type(value) is type(one) and value == one) for one in arguments):
+            choices = ", ".join(map(str, arguments))
+            raise ConfigError(f"{_named(path)} is {shown(value)}; it must be one of: {choices}")
+        return value
+    if origin is dict:
+        return {key: convert(arguments[1], one, _join(path, key)) for key, one in _table(value, path).items()}
+    return _convert_list(origin, arguments[0], value, path)
+
+
+def _convert_list(origin: Any, hint: Any, value: Any, path: str) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{_named(path)} is {shown(value)} ({type(value).__name__}); it must be a list, for example [30, 60]")
+    if origin is tuple:
+        return tuple(convert(hint, item, path) for item in value)
+    if hint is float and set(map(type, value)) <= {float}:  # the times of many ranks
+        return value
+    return [convert(hint, item, f"{path}[{index}]") for index, item in enumerate(value)]
+
+
+def _convert_ruled(hint: Any, rules: Iterable[Rule], value: Any, path: str) -> Any:
+    found = convert(hint, value, path)
+    for rule in rules:
+        if not rule.holds(found):
+            raise ConfigError(f"{_named(path)} is {shown(value)}; it must {rule.text}")
+    return found
+
+
 def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:
-    for hint in hints:
+    kinds = [hint for hint in hints if hint is not types.NoneType]
+    if value is None and len(kinds) < len(hints):
+        return None
+    if len(kinds) == 1:
+        return convert(kinds[0], value, path)
+    for hint in kinds:
         try:
-            return _convert(hint, value, path)
+            return convert(hint, value, path)
         except ConfigError:
             continue
-    names = " or ".join(getattr(h, "__name__", str(h)) for h in hints if h is not types.NoneType)
-    raise ConfigError(f"key {path!r} is {value!r} ({type(value).__name__}); it must be {names}")
+    names = " or ".join(getattr(h, "__name__", str(h)) for h in kinds)
+    raise ConfigError(f"{_named(path)} is {shown(value)} ({type(value).__name__}); it must be {names}")
 
 
 def _convert_plain(hint: Any, value: Any, path: str) -> Any:
-    kind = get_origin(hint) or hint
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return dict(value) if kind is dict else value
-    raise ConfigError(f"key {path!r} is {value!r} ({type(value).__name__}); it must be {kind.__name__}")
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{_named(path)} is {shown(value)}; it is beyond the range of numbers") from None
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return dict(value) if hint is dict else value
+    raise ConfigError(f"{_named(path)} is {shown(value)} ({type(value).__name__}); it must be {hint.__name__}")
+
+
+def _table(value: Any, path: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise ConfigError(f"{_named(path)} is {shown(value)} ({type(value).__name__}); it must be a table")
+
+
+def _named(path: str) -> str:
+    return f"key {path!r}" if path else "it"
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
 def _first(kind: Any) -> str:

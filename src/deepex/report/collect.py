@@ -16,6 +16,7 @@ from typing import Any, Final
 from deepex.errors import DeepexError, RunError
 from deepex.record import EpochRecord, PlannedRun, RunDirectory, StudyDirectory, is_study
 from deepex.record.files import read_json
+from deepex.record.schema import Measurement, PageCache, checked
 from deepex.speedup.statistics import steady
 
 _LEVELS: Final = 2
@@ -52,7 +53,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`finished`, `running`, `stopped` or `failed`."""
+        """`finished`, `running`, `stopped`, `failed` or `killed`."""
         return str(self.state.get("status"))
 
     @cached_property
@@ -187,7 +188,8 @@ def _read_study(path: Path, name: str, problems: list[Problem]) -> Study:
 def _read_planned(study: Study, directory: StudyDirectory, planned: PlannedRun, name: str, problems: list[Problem]) -> None:
     path = directory.run_path(planned)
     if (path / "measurements.json").is_file():
-        study.measurements += [table for table in read_json(path / "measurements.json") if isinstance(table, dict)]
+        measured = path / "measurements.json"
+        study.measurements += checked(list[Measurement], read_json(measured), measured)
     elif (path / "run.json").is_file():
         run = _read_run(path, name, planned.varied, problems)
         study.runs += [run] if run is not None else []
@@ -199,15 +201,16 @@ def _read_planned(study: Study, directory: StudyDirectory, planned: PlannedRun, 
 
 def _read_run(path: Path, name: str, varied: dict[str, Any], problems: list[Problem]) -> Run | None:
     directory = RunDirectory.open(path)
-    cache = path / "page_cache.json"
+    cache, state = path / "page_cache.json", directory.state
+    state["status"], state["reason"] = directory.outcome
     run = Run(
         name=name,
-        state=directory.state,
+        state=state,
         config=directory.config,
         machines=directory.machine,
         epochs=directory.epochs(),
         varied=varied,
-        page_cache=read_json(cache) if cache.is_file() else {},
+        page_cache=checked(PageCache, read_json(cache), cache) if cache.is_file() else {},
     )
     usable = bool(run.epochs) and run.usable
     if run.status != "finished" or not usable:

@@ -65,7 +65,7 @@ def to_mlperf(collection: Collection) -> str:
 
 
 def _mlperf(run: Run) -> Iterator[str]:
-    started = datetime.fromisoformat(str(run.state.get("started"))).timestamp()
+    started = datetime.fromisoformat(run.state["started"]).timestamp()
     moment = started + float(run.state.get("setup_seconds") or 0)
     config, replicas = run.config, int(run.state.get("replicas") or run.ranks)
     yield _line(started, "INTERVAL_START", "init_start", None, run=run.name)

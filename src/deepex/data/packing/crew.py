@@ -25,8 +25,9 @@ from typing import Any, Final, final
 from deepex.data.packing.form import Form
 from deepex.data.packing.writer import FileReport, FileTask, write_file
 from deepex.data.source.base import Images
-from deepex.errors import FailureError
-from deepex.record.files import write_atomic
+from deepex.errors import ConfigError, FailureError, RunError
+from deepex.record.files import read_json, write_atomic
+from deepex.record.table import from_table
 
 Progress = Callable[[str, int, int], None]  # what is done, how many samples of it, of how many
 
@@ -61,9 +62,8 @@ class Crew:
 
         To `check` it is to read it, which finds what a loss of power has broken, and what was skipped and no longer may be.
         """
-        with suppress(OSError, ValueError, TypeError):
-            table = json.loads((self.reports / f"{task.stem}.json").read_text(encoding="utf-8"))
-            report = FileReport(**table | {"bad": [tuple(one) for one in table["bad"]]})
+        with suppress(RunError, ConfigError, TypeError):  # it may hold anything, a list in place of a table too
+            report = from_table(FileReport, read_json(self.reports / f"{task.stem}.json"))
             if not check or (_is_whole(report, task.directory) and (self.form.skip_bad or not report.bad)):
                 return report
         return None

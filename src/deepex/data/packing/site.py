@@ -12,7 +12,6 @@ written by one rank.
 """
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -26,8 +25,8 @@ from deepex.data.manifest import FILE_NAME, MARKER_NAME, Manifest, load, save
 from deepex.data.packing.crew import STOP_NAME, Crew, Progress
 from deepex.data.packing.writer import FileReport, FileTask
 from deepex.data.source.base import Source
-from deepex.errors import DataError
-from deepex.record.files import flush_file, storage_error, write_json
+from deepex.errors import DataError, RunError
+from deepex.record.files import flush_file, read_json, storage_error, write_json
 
 if TYPE_CHECKING:
     from deepex.comm import Communicator
@@ -196,6 +195,6 @@ class Site:
 
 def _same_plan(path: Path, digest: str) -> bool:
     try:
-        return bool(json.loads(path.read_text(encoding="utf-8"))["digest"] == digest)
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(read_json(path)["digest"] == digest)
+    except (RunError, KeyError, TypeError):
         return False

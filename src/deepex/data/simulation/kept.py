@@ -3,14 +3,13 @@
 claim(Path("trajectories"), {"images": 100_000, "seed": 1}, overwrite=False)
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from deepex.errors import DataError
-from deepex.record.files import storage_error, write_json
+from deepex.errors import DataError, RunError
+from deepex.record.files import read_json, storage_error, write_json
 
 REQUEST_NAME: Final = "request.json"
 _TRAJECTORY: Final = re.compile(r"\.?(train|validation)-\d{5,}\.dcd(\.part)?")
@@ -39,8 +38,8 @@ def claim(directory: Path, request: Mapping[str, int], *, overwrite: bool) -> No
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except RunError:
         return None
 
 

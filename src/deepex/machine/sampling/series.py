@@ -27,7 +27,8 @@ from typing import Final, final
 
 from deepex.errors import RunError, StorageError
 from deepex.machine.sampling.source import Reading
-from deepex.record.files import read_lines, write_atomic
+from deepex.record.files import write_atomic
+from deepex.record.schema import read_moments
 
 Line = dict[str, float]
 
@@ -64,8 +65,8 @@ class Series:
     def open(self) -> None:
         """Go on with what a run before this one has left."""
         with suppress(OSError, RunError):
-            lines = read_lines(self._path)
-            if lines and all(isinstance(line, dict) and {"seconds", "span_seconds"} <= line.keys() for line in lines):
+            lines = read_moments(self._path)
+            if lines and all("seconds" in line and line.get("span_seconds", 0.0) > 0.0 for line in lines):
                 self._lines, self._seconds = lines, lines[-1]["seconds"]
                 self._stride = max(1, round(lines[0]["span_seconds"] / self._interval_seconds))
                 self._thin()
