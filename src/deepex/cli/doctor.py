@@ -46,10 +46,11 @@ def doctor(
 
 def _world(place: "Place") -> Facts | None:
     """What MPI sees of a job of several ranks, who all ask; None where the ranks do not meet through MPI."""
-    if place.size == 1 or place.launcher == "torchrun":
-        return None
+    from deepex.comm.start import WITHOUT_MPI
     from deepex.machine import probe_world
 
+    if place.size == 1 or place.launcher in WITHOUT_MPI:
+        return None
     return probe_world(os.environ)
 
 

@@ -12,16 +12,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from deepex.comm.place import find_place
+from deepex.comm.start import WITHOUT_MPI, import_mpi
 from deepex.errors import CommError
 
 
 def load_mpi(environ: Mapping[str, str] | None = None) -> None:
     """Load MPI if a launcher of MPI ranks started this process; who connects later is told what went wrong."""
-    with suppress(CommError, ImportError, RuntimeError):
+    with suppress(CommError):
         place = find_place(os.environ if environ is None else environ)
-        if place.size == 1 or place.launcher == "torchrun":
-            return
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        from mpi4py import MPI  # noqa: F401
+        if place.size > 1 and place.launcher not in WITHOUT_MPI:
+            import_mpi()
