@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from deepex.comm.place import find_place
 from deepex.comm.start import fail
-from deepex.errors import ConfigError, DeepexError
+from deepex.errors import ConfigError, DeepexError, UnknownName
 from deepex.record import RunDirectory
 from deepex.record.files import write_json
 from deepex.record.run import hold, refuse_existing_run
@@ -40,11 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(json.dumps({name: dataclasses.asdict(found) for name, found in available().items()}) + "\n")
         return
     if options.name is None or options.recipe is None or options.out is None:
-        _fail(f"NAME ({', '.join(FRAMEWORKS)}), RECIPE and --out DIR are needed, or --list", 2, None)
+        _fail(f"NAME ({', '.join(FRAMEWORKS)}), RECIPE and --out DIR are needed, or --list", 2, None, agreed=True)
     try:
         run(options.name, options.recipe, parse_assignments(options.set), Path(options.out))
     except DeepexError as error:
-        _fail(str(error), error.exit_code, options.out)
+        agreed = error.agreed or isinstance(error, ConfigError | UnknownName)  # every rank has the same command line
+        _fail(str(error), error.exit_code, options.out, agreed=agreed)
     except Exception as error:  # noqa: BLE001 - what a framework raises; on several ranks it has ended the job already
         if options.out is not None:
             _log(Path(options.out), 0, traceback.format_exc())
@@ -212,12 +213,12 @@ def _write_failure(out: Path, reason: str, rank: int = 0) -> None:
     own.replace(out / "failure.json")
 
 
-def _fail(message: str, code: int, out: str | None) -> NoReturn:
+def _fail(message: str, code: int, out: str | None, *, agreed: bool = False) -> NoReturn:
     """Print one line and end, and note the reason where no run could."""
     with suppress(DeepexError, OSError):
         if out is not None and find_place(os.environ).rank == 0:
             _write_failure(Path(out), message)
-    fail(message, code)
+    fail(message, code, agreed=agreed)
 
 
 def _say(message: str) -> None:

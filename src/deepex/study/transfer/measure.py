@@ -29,7 +29,7 @@ import torch
 from deepex.comm import Communicator, connect
 from deepex.comm.start import fail
 from deepex.comm.together import abort_on_failure, together
-from deepex.errors import ConfigError, DeepexError
+from deepex.errors import ConfigError, DeepexError, UnknownName
 from deepex.machine.hardware import describe_cpu, describe_memory
 from deepex.record.files import write_json
 from deepex.study.transfer.fit import fit, worst_deviation
@@ -227,4 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         run(parser.parse_args(arguments))
     except DeepexError as error:
-        fail(str(error), error.exit_code)
+        fail(
+            str(error), error.exit_code, agreed=error.agreed or isinstance(error, ConfigError | UnknownName)
+        )  # options are one for all
