@@ -19,6 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from deepex.comm.early import load_mpi
+
+load_mpi()
+
 from torch import nn
 
 import bench

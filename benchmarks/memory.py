@@ -23,6 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from deepex.comm.early import load_mpi
+
+load_mpi()
+
 import torch
 from torch.nn import functional
 

@@ -255,6 +255,9 @@ def measure_sum(network: SlowNetwork, nbytes: int, environ: Mapping[str, str], *
 
 def rank_role(launcher: str, nbytes: int) -> None:
     """What each rank of `measure_sum` does."""
+    from deepex.comm.early import load_mpi
+
+    load_mpi()
     import torch
 
     from deepex.comm import connect

@@ -20,6 +20,10 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from deepex.comm.early import load_mpi
+
+load_mpi()
+
 import torch
 from torch import nn
 

@@ -34,6 +34,10 @@ from time import perf_counter
 from typing import Any, Final
 from unittest import mock
 
+from deepex.comm.early import load_mpi
+
+load_mpi()
+
 import torch
 import torch.distributed as dist
 from torch import nn

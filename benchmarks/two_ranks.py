@@ -25,6 +25,10 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
+from deepex.comm.early import load_mpi
+
+load_mpi()
+
 import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel

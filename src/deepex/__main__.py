@@ -1,6 +1,10 @@
 """`python -m deepex` is `deepex`."""
 
-from deepex.cli import main
+import sys
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        sys.path.append(sys.path.pop(0))  # the current directory: a random.py or torch.py there is not ours
+    from deepex.cli import main
+
     main()

@@ -78,6 +78,59 @@ def test_mistakes(
     assert not (tmp_path / "run").exists(), "nothing is written before everything is checked"
 
 
+@pytest.mark.parametrize("bad", ["a\nb", "a\x1bb", "a\rb", "a\u2028b"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train fashion --out BAD",
+        "train --resume BAD",
+        "report . --out BAD",
+        "study strong fashion --script slurm --out BAD",
+        "data pack images BAD",
+        "data make pf BAD --images 20",
+        "data make pf out --images 20 --keep-trajectories BAD",
+        "data info packed --sheet BAD",
+    ],
+)
+def test_no_output_has_a_name_that_would_end_a_line(
+    command: str, bad: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arguments = command.split()
+    before = arguments[arguments.index("BAD") - 1]
+    option = before if before.startswith("--") else "OUT"
+    monkeypatch.chdir(tmp_path)
+    code, said = run_here(capsys, monkeypatch, *(word.replace("BAD", bad) for word in arguments))
+    assert code == 2, said
+    assert said == f"deepex: {option} is {bad!a}; a path must not have control characters such as newlines: choose another\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["storage", "fashion", "--directories", "/dev/shm,/nowhere"], ["--directories has '/nowhere'", "make it first"]),
+        (["storage", "fashion", "--directories", "file"], ["--directories has 'file', which is not a directory"]),
+        (["strong", "fashion", "--script", "slrum"], ["unknown batch system 'slrum'", "did you mean slurm"]),
+        (["strong", "fashion", "--script", "slurm", "--header", "nowhere"], ["--header is 'nowhere'", "give a text file"]),
+        (["transfer", "fashion", "--comms", "mpi,mip"], ["--comm is 'mip'; there are auto"]),
+        (
+            ["sync", "fashion", "--periods", "8,8"],
+            ["two runs would be named strategy-weights_period-8_repeat-1", "give each value once"],
+        ),
+    ],
+)
+def test_a_study_that_cannot_work_writes_nothing(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    code, said = run_here(capsys, monkeypatch, "study", *arguments, "--out", "study")
+    assert code == 2, said
+    assert len(said.splitlines()) == 1, said
+    assert all(word in said for word in words), said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_run_is_not_overwritten(
     make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import deepex.machine
 from deepex.cli import doctor as module
+from tests.mpi import run_deepex, run_ranks
 
 MPI = {
     "started": True,
@@ -45,7 +46,7 @@ def test_json_is_one_object_and_nothing_else(run: Any) -> None:
     result = run("--json")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.output)
-    keys = {"machine", "mpi", "backends", "file_systems", "plan", "place", "choice", "problems", "can_train"}
+    keys = {"machine", "mpi", "backends", "file_systems", "plan", "place", "choice", "world", "problems", "can_train"}
     assert facts.keys() == keys
     assert facts["choice"]["here"] == {"kind": "solo", "reason": facts["choice"]["here"]["reason"]}
     assert facts["plan"]["ranks"] >= 1
@@ -89,6 +90,44 @@ def test_stale_variables_of_a_launcher_are_told(run: Any, monkeypatch: pytest.Mo
     result = run("--json")
     assert result.exit_code == 0, result.output
     assert "unset the stale variables" in json.loads(result.output)["problems"][0]["sentence"]
+
+
+# A launcher of another library leaves its variables, and MPI starts alone; so does srun without the --mpi that is wanted.
+HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+OPEN_MPI = {
+    f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "0"), ("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "2"))
+}
+SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "launcher"), [(HYDRA, "mpich"), (OPEN_MPI, "openmpi"), (SRUN, "slurm")], ids=["hydra", "Open MPI", "srun"]
+)
+def test_a_launcher_that_the_mpi_does_not_know_is_fatal(variables: dict[str, str], launcher: str) -> None:
+    done = run_deepex("doctor", "--json", **variables)
+    facts = json.loads(done.stdout)
+    assert (done.returncode, facts["world"]["size"], facts["can_train"]) == (1, 1, False), done.stderr
+    found = [problem["sentence"] for problem in facts["problems"] if problem["severity"] == "fatal"]
+    assert len(found) == 1
+    assert f"the launcher ({launcher}) started 2 ranks, but MPI sees 1" in found[0]
+    assert "MPI4PY_LIBMPI" in found[0]
+    how = {"MPICH": "srun --mpi=pmi2", "Open MPI": "srun --mpi=pmix"}[facts["mpi"]["vendor"]]
+    assert (how if launcher == "slurm" else facts["mpi"]["mpiexec"]) in found[0]
+    other = run_deepex(
+        "doctor", **{name: "1" if value == "0" and name != "SLURM_STEP_ID" else value for name, value in variables.items()}
+    )
+    assert (other.returncode, other.stdout) == (0, ""), "one of them reports"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_of_the_library_s_own_launcher_are_seen(ranks: int) -> None:
+    done = run_ranks(ranks, "-m", "deepex", "doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["world"], facts["place"]["size"]) == ({"size": ranks, "error": None}, ranks)
+    assert not [problem for problem in facts["problems"] if "launcher" in problem["sentence"]]
 
 
 def test_importing_the_command_loads_nothing_heavy() -> None:

@@ -37,6 +37,27 @@ def facts(**changes: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("vendor", "launcher", "remedy"),
+    [
+        ("MPICH", "slurm", "start with srun --mpi=pmi2, or"),
+        ("Open MPI", "slurm", "start with srun --mpi=pmix, or"),
+        ("Cray MPICH", "slurm", "start with /b, or"),
+        ("MPICH", "openmpi", "start with /b, or"),
+    ],
+)
+@pytest.mark.parametrize("world", [{"size": 1, "error": None}, {"size": None, "error": "it broke"}])
+def test_a_launcher_of_another_library_is_fatal(vendor: str, launcher: str, remedy: str, world: dict[str, Any]) -> None:
+    found = facts(mpi__vendor=vendor) | {"world": world, "place": {"size": 4, "launcher": launcher}}
+    (problem,) = find_problems(found)
+    assert problem.severity == "fatal"
+    seen = "MPI sees 1" if world["size"] else "MPI could not start there (it broke)"
+    assert f"the launcher ({launcher}) started 4 ranks, but {seen}" in problem.sentence
+    assert remedy in problem.sentence
+    assert problem.sentence.endswith("in MPI4PY_LIBMPI.")
+    assert find_problems(found | {"world": {"size": 4, "error": None}}) == find_problems(found | {"world": None}) == []
+
+
 def test_a_good_machine_has_no_problems() -> None:
     assert find_problems(facts()) == []
 

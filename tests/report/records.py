@@ -149,7 +149,7 @@ def write_study(
         name = "-".join(str(value).replace("/", "_") for value in varied.values()) + f"-r{seen[key]}"
         plan.append(PlannedRun(name=name, varied=varied, repeat=seen[key], ranks=made.ranks, command=("train", recipe)))
     study = StudyDirectory.create(
-        path, plan=plan, machine=machine(), kind=kind, recipe=recipe, settings={}, options={}, targets=targets or []
+        path, plan=plan, machine=[machine()], kind=kind, recipe=recipe, settings=[], options={}, targets=targets or []
     )
     for planned, (_, made) in zip(plan, runs, strict=True):
         write_run(study.run_path(planned), made)
@@ -229,7 +229,7 @@ def transfer(path: Path) -> Path:
     chance = random.Random(5)
     plan = [PlannedRun(name="all", varied={}, repeat=1, ranks=4, command=("study", "transfer"))]
     study = StudyDirectory.create(
-        path, plan=plan, machine=machine(), kind="transfer", recipe="", settings={}, options={}, targets=[]
+        path, plan=plan, machine=[machine()], kind="transfer", recipe="", settings=[], options={}, targets=[]
     )
     paths = [
         ("host-device pinned", "host-device", 5e-6, 55e9, 1, "cuda"),

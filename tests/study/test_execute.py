@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,11 +14,12 @@ from time import sleep
 import pytest
 
 from deepex.comm.launch import launcher_prefix
-from deepex.errors import RunError, UnknownName
+from deepex.errors import ConfigError, RunError, UnknownName
+from deepex.machine import probe_mpi
 from deepex.record import PlannedRun, RunDirectory, StudyDirectory
 from deepex.record.run import is_held
 from deepex.study.execute import execute, refuse_other
-from deepex.study.script import SYSTEMS, Batch, write_scripts
+from deepex.study.script import SYSTEMS, Batch, JobEnvironment, write_scripts
 from tests.mpi import HANGS, rank_environ, run_deepex
 
 MakeData = Callable[[int], Path]
@@ -146,10 +148,19 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(make_data: MakeData, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+HOSTILE = 'it\'s a "b" $(touch c) `d` %j \\\\ #e'
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_job_scripts_are_shell_and_say_what_they_need(system: str, make_data: MakeData, tmp_path: Path) -> None:
-    study = make_study(tmp_path / "a b", planned("four", make_data(64), ranks=4))
-    submit = write_scripts(study, system, Batch(ranks_per_node=2, minutes=70, lines=("module load gcc",)))
+@pytest.mark.parametrize("name", ["plain", HOSTILE])
+def test_job_scripts_are_shell_and_say_what_they_need(
+    system: str, name: str, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    study = make_study(tmp_path / name / "study", planned("four", make_data(64), f"net=tests.networks:{name}", ranks=4))
+    job = JobEnvironment(python=f"/opt/{name}/python", variables={"MPI4PY_LIBMPI": f"/{name}", "PYTHONPATH": name}, mpi="MPICH")
+    submit = write_scripts(study, system, Batch(ranks_per_node=2, minutes=70, lines=("module load gcc",)), job)
     script = submit.with_name("four.sh")
     for path in (submit, script):
         subprocess.run(["bash", "-n", str(path)], check=True)
@@ -161,24 +172,77 @@ def test_job_scripts_are_shell_and_say_what_they_need(system: str, make_data: Ma
     }
     assert all(word in text for word in (*wanted[system], "module load gcc"))
     assert "four.sh" in submit.read_text()
+    # What a shell makes of it: launchers and modules say with what they were called.
+    says = "\n".join(f'{called}() {{ printf "%s\\n" "$@"; }}' for called in ("srun", "jsrun", "mpiexec", "module"))
+    commands = text.replace(f"cd {shlex.quote(str(Path.cwd()))}", "cd /")
+    done = subprocess.run(["bash", "-c", f"{says}\n{commands}"], capture_output=True, text=True, check=True, env={"PATH": "/bin"})
+    words = done.stdout.splitlines()
+    command = planned("four", make_data(64), f"net=tests.networks:{name}", ranks=4).command
+    assert words[words.index("-m") + 1 :] == [*command, "--out", str(study.path / "runs/four")]
+    assert f"/opt/{name}/python" in words
+    assert not (tmp_path / name / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("mpi", "srun", "mpiexec"),
+    [
+        ("MPICH", "srun -n 4 --export=ALL --kill-on-bad-exit=1 --mpi=pmi2 ", "'/my mpi/mpiexec' -n 4 '/my env/python' -P -m"),
+        (
+            "Open MPI",
+            "srun -n 4 --export=ALL --kill-on-bad-exit=1 --mpi=pmix ",
+            "'/my mpi/mpiexec' -n 4 -x PATH -x LD_LIBRARY_PATH -x MPI4PY_LIBMPI '/my env/python' -P -m",
+        ),
+        ("Cray MPICH", "srun -n 4 --export=ALL --kill-on-bad-exit=1 '/my env/python'", "mpiexec -n 4 '/my env/python' -P -m"),
+        (None, "srun -n 4 --export=ALL --kill-on-bad-exit=1 '/my env/python'", "mpiexec -n 4 '/my env/python' -P -m"),
+    ],
+)
+def test_ranks_are_started_as_their_mpi_wants_it(
+    mpi: str | None, srun: str, mpiexec: str, make_data: MakeData, tmp_path: Path
+) -> None:
+    study = make_study(tmp_path, planned("four", make_data(64), ranks=4))
+    variables = {"LD_LIBRARY_PATH": "/my mpi", "MPI4PY_LIBMPI": "/my mpi/libmpi.so"}
+    job = JobEnvironment(python="/my env/python", variables=variables, mpi=mpi, mpiexec="/my mpi/mpiexec" if mpi else None)
+    text = {system: write_scripts(study, system, Batch(), job).with_name("four.sh").read_text() for system in ("slurm", "pbs")}
+    assert f"\n  {srun}" in text["slurm"]
+    assert f"\n  {mpiexec}" in text["pbs"]
+    site = mpi in (None, "Cray MPICH")
+    assert ("# srun without --mpi: the site's default is for" in text["slurm"]) is site
+    assert ("# the site's mpiexec" in text["pbs"]) is site
+    exports = [line for line in text["slurm"].splitlines() if line.startswith("export ")]
+    assert exports == [
+        "export PATH='/my env'\"${PATH:+:$PATH}\"",
+        "export LD_LIBRARY_PATH='/my mpi'\"${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}\"",
+        "export MPI4PY_LIBMPI='/my mpi/libmpi.so'",
+    ]
 
 
 @pytest.mark.slow
-def test_a_job_script_runs_and_the_study_has_its_run(make_data: MakeData, tmp_path: Path) -> None:
-    """The PBS script needs nothing but mpiexec, so it can run here; twice, because a job may be queued again."""
-    study = make_study(tmp_path / "study", planned("two", make_data(64), ranks=2))
-    script = write_scripts(study, "pbs", Batch()).with_name("two.sh")
-    prefix, extra = launcher_prefix(2)
-    path = os.pathsep.join([str(Path(prefix[0]).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+def test_a_job_script_runs_without_the_environment_of_its_shell(make_data: MakeData, tmp_path: Path) -> None:
+    """The PBS script needs nothing but an mpiexec, so it can run here; twice, because a job may be queued again."""
+    study = make_study(tmp_path / "a study", planned("two", make_data(64), ranks=2))
+    _, extra = launcher_prefix(2)
+    script = write_scripts(study, "pbs", Batch(), JobEnvironment.here(probe_mpi(), rank_environ())).with_name("two.sh")
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", **extra}
     for _ in range(2):
-        done = subprocess.run(
-            ["bash", str(script)], env=rank_environ(PATH=path, **extra), capture_output=True, text=True, timeout=HANGS, check=False
-        )
+        done = subprocess.run(["bash", str(script)], env=bare, cwd="/", capture_output=True, text=True, timeout=HANGS, check=False)
         assert done.returncode == 0, done.stderr
     ((run, trained),) = study.trained()
     assert (run.name, len(trained.epochs())) == ("two", 2)
 
 
+def test_a_newline_reaches_no_job_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_study(tmp_path / "a\n#SBATCH --wrap=evil")
+    with pytest.raises(
+        ConfigError, match=r"the directory of the scripts is '.*a\\n#SBATCH --wrap=evil/scripts'; a path must not have"
+    ):
+        write_scripts(study, "slurm", Batch(), JobEnvironment())
+    monkeypatch.chdir(study.path)
+    with pytest.raises(ConfigError, match="the current directory is"):
+        write_scripts(make_study(tmp_path / "plain"), "slurm", Batch(), JobEnvironment())
+    with pytest.raises(ConfigError, match="PYTHONPATH is"):
+        JobEnvironment.here({"vendor": None, "mpiexec": None}, {"PYTHONPATH": "a\nb"})
+
+
 def test_an_unknown_batch_system_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match=r"lsf, pbs, slurm"):
-        write_scripts(make_study(tmp_path), "slrm", Batch())
+        write_scripts(make_study(tmp_path), "slrm", Batch(), JobEnvironment())

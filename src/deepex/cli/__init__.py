@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deepex.cli.output import checked
 from deepex.errors import DeepexError
 
 app = typer.Typer(
@@ -45,8 +46,12 @@ def train_verb(  # noqa: PLR0917 - typer reads the options from the signature
         int | None,
         typer.Option(help="Copies of the network that learn on their own shards; a multiple of the ranks [default: ranks]."),
     ] = None,
-    out: Annotated[str | None, typer.Option(metavar="DIR", help="The run directory to write [default: runs/NET-TIME].")] = None,
-    resume: Annotated[str | None, typer.Option(metavar="DIR", help="Continue the run in DIR from its last checkpoint.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", callback=checked, help="The run directory to write [default: runs/NET-TIME].")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="DIR", callback=checked, help="Continue the run in DIR from its last checkpoint.")
+    ] = None,
     set_: _Set = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     json: _Json = False,
@@ -106,7 +111,9 @@ def report_verb(  # noqa: PLR0917 - as above
     ],
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The file to write [default: report.html].", show_default=False),
+        typer.Option(
+            "--out", "-o", metavar="FILE", callback=checked, help="The file to write [default: report.html].", show_default=False
+        ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Over the page [default: the directories' names].", show_default=False)] = None,
     compare: Annotated[

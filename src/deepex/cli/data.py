@@ -12,15 +12,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from deepex.cli.output import checked
 
 if TYPE_CHECKING:  # at run time they are imported where they are used, so that `deepex --help` stays instant
     from deepex.cli.stages import Stages
     from deepex.comm import Communicator
     from deepex.data.manifest import Manifest
     from deepex.data.overview import Overview
+
+_SAFE_PATH: Final = "PYTHONSAFEPATH"
 
 app = typer.Typer(
     name="data",
@@ -78,7 +82,9 @@ Overwrite = Annotated[
 Compress = Annotated[
     bool, typer.Option("--compress", help="Compress the files of images, for a dataset that is shipped; it is then read whole.")
 ]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="The directory to make; it becomes a dataset in the last instant.")]
+Out = Annotated[
+    Path, typer.Argument(metavar="OUT", callback=checked, help="The directory to make; it becomes a dataset in the last instant.")
+]
 
 
 @app.command()
@@ -222,7 +228,7 @@ def pack(  # noqa: PLR0917 - typer reads the options from the signature
         "license": license_,
         "file_bytes": None if file_mib is None else file_mib << 20,
     }
-    with _ranks() as comm, _stages(comm) as stages:
+    with _helpers(), _ranks() as comm, _stages(comm) as stages:
         manifest = pack_dataset(
             source,
             out,
@@ -274,6 +280,7 @@ def make(  # noqa: PLR0917 - as above
     keep_trajectories: Annotated[
         Path | None,
         typer.Option(
+            callback=checked,
             help="pf: also keep the trajectories in this directory, as DCD. Those of other images or another seed are refused, "
             "or removed with --overwrite.",
             show_default=False,
@@ -296,7 +303,7 @@ def make(  # noqa: PLR0917 - as above
     """
     from deepex.data.make import make as make_dataset
 
-    with _ranks() as comm, _stages(comm) as stages:
+    with _helpers(), _ranks() as comm, _stages(comm) as stages:
         manifest = make_dataset(
             kind.value,
             out,
@@ -318,7 +325,10 @@ def make(  # noqa: PLR0917 - as above
 def info(
     directory: Dataset,
     sheet: Annotated[
-        Path | None, typer.Option(help="Write a contact sheet, a PNG with samples of each class, to this file.", show_default=False)
+        Path | None,
+        typer.Option(
+            callback=checked, help="Write a contact sheet, a PNG with samples of each class, to this file.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -367,6 +377,19 @@ def verify(directory: Dataset, as_json: Json = False) -> None:
         typer.echo(f"{directory}: {files - len(bad)} of {files} files are whole")
     if bad:
         raise typer.Exit(2)
+
+
+@contextmanager
+def _helpers() -> "Iterator[None]":
+    """Worker processes begin as `python -c …`, for which a random.py in the current directory would be Python's own."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_SAFE_PATH)
+        if before is not None:
+            os.environ[_SAFE_PATH] = before
 
 
 @contextmanager

@@ -31,9 +31,10 @@ def doctor(
         from deepex.comm.place import Place
 
         place, stale = Place(), str(error)
+    world = _world(place)
     if place.rank != 0:
         return  # one report per job
-    facts = _gather(place, stale)
+    facts = _gather(place, stale, world)
     if json:
         from json import dumps
 
@@ -43,7 +44,17 @@ def doctor(
     raise typer.Exit(0 if facts["can_train"] else 1)
 
 
-def _gather(place: "Place", stale: str | None) -> Facts:
+def _world(place: "Place") -> Facts | None:
+    """What MPI sees of a job of several ranks, who all ask; None where the ranks do not meet through MPI."""
+    from deepex.comm.start import WITHOUT_MPI
+    from deepex.machine import probe_world
+
+    if place.size == 1 or place.launcher in WITHOUT_MPI:
+        return None
+    return probe_world(os.environ)
+
+
+def _gather(place: "Place", stale: str | None, world: Facts | None) -> Facts:
     """Collect what `--json` prints. The MPI is started in a process of its own."""
     import tempfile
     from pathlib import Path
@@ -57,7 +68,7 @@ def _gather(place: "Place", stale: str | None) -> Facts:
     directories = {"current": Path(), "temporary": Path(tempfile.gettempdir()), "shared_memory": shared}
     facts["file_systems"] = {name: describe_file_system(path) for name, path in directories.items() if path.is_dir()}
     plan = make_plan(facts["machine"], cuda_usable=facts["backends"]["cuda_usable"])
-    facts |= {"plan": asdict(plan), "place": asdict(place), "choice": _choices(facts, asdict(plan), place)}
+    facts |= {"plan": asdict(plan), "place": asdict(place), "choice": _choices(facts, asdict(plan), place), "world": world}
     problems = find_problems(facts)
     if stale:
         problems.insert(0, Problem(severity="warning", sentence=stale))

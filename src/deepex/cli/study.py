@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from deepex.cli.output import checked
 from deepex.errors import ConfigError
 
 if TYPE_CHECKING:  # at run time they are imported where they are used, so that `deepex --help` stays instant
@@ -62,7 +63,12 @@ class Common:
     recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe (`deepex train --list`) or a TOML file.")]
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The study to write, or to go on with [default: studies/KIND].", show_default=False),
+        typer.Option(
+            metavar="DIR",
+            callback=checked,
+            help="The study to write, or to go on with [default: studies/KIND].",
+            show_default=False,
+        ),
     ] = None
     repeats: Annotated[int, typer.Option(help="Runs of each setting, each with a seed of its own; 3 or more give an interval.")] = 3
     epochs: Annotated[
@@ -257,6 +263,7 @@ def _study(kind: "Kind", common: Common, request: "Request") -> None:
     """Plan, show, and run or write scripts."""
     from deepex.study.plan import make_plan, open_subject
 
+    header = _check_here(kind, common)
     subject, out = open_subject(request), common.out or Path("studies") / kind.name
     plan = _estimated(make_plan(kind, subject, request), subject, request, out)
     if not common.json:
@@ -267,14 +274,34 @@ def _study(kind: "Kind", common: Common, request: "Request") -> None:
         return
     study = _open(kind, out, request, plan)
     if common.script is not None:
-        from deepex.study.script import Batch, write_scripts
+        from deepex.machine import probe_mpi
+        from deepex.study.script import Batch, JobEnvironment, write_scripts
 
-        lines = tuple(common.header.read_text(encoding="utf-8").splitlines()) if common.header else ()
         minutes = 10 + round(2 * max(planned.estimate_seconds or 0 for planned in plan) / 60)
-        submit = write_scripts(study, common.script, Batch(ranks_per_node=common.ranks_per_node, minutes=minutes, lines=lines))
+        batch = Batch(ranks_per_node=common.ranks_per_node, minutes=minutes, lines=header)
+        submit = write_scripts(study, common.script, batch, JobEnvironment.here(probe_mpi(), os.environ))
         sys.stdout.write(f"{len(plan)} job scripts; look at them, then submit all with: sh {submit}\n")
         return
     _run(study, as_json=common.json)
+
+
+def _check_here(kind: "Kind", common: Common) -> tuple[str, ...]:
+    """Refuse what cannot work before anything is written, and read the header of job scripts.
+
+    What a job finds on its node need not be here.
+    """
+    if common.script is None:
+        kind.check_here()
+        return ()
+    from deepex.study.script import check_system
+
+    check_system(common.script)
+    try:
+        return tuple(common.header.read_text(encoding="utf-8").splitlines()) if common.header else ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--header is {str(common.header)!a}, which cannot be read ({error}); give a text file with lines for job scripts"
+        ) from error
 
 
 def _estimated(plan: "list[PlannedRun]", subject: "Subject", request: "Request", out: Path) -> "list[PlannedRun]":

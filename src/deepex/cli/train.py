@@ -46,7 +46,7 @@ def train(
 
 def _prepared(recipe: str | None, resume: str | None, replicas: int | None, assignments: Sequence[str], quiet: bool) -> Any:
     """The configuration, and what trains it and watches: all that is loaded and read before the ranks join."""
-    sys.path.insert(0, str(Path.cwd()))  # where `net=module:function` is looked up first
+    sys.path.append(str(Path.cwd()))  # where `net=module:function` is looked up last: a random.py or torch.py there is not ours
     from deepex.machine.heap import keep_tensors
 
     keep_tensors(os.environ)  # before what follows loads PyTorch
@@ -102,7 +102,7 @@ def _launch(ranks: int) -> int:
         raise ConfigError(f"--ranks is {ranks}, but a launcher already started {_started_ranks()} ranks: leave --ranks out")
     columns = (os.get_terminal_size(sys.stdout.fileno()).columns or 80) if sys.stdout.isatty() else 0
     environ = {**os.environ, "DEEPEX_TERMINAL_COLUMNS": str(columns)}
-    code = launch(ranks, [sys.executable, "-m", "deepex", *sys.argv[1:]], environ, joins=True)
+    code = launch(ranks, [sys.executable, "-P", "-m", "deepex", *sys.argv[1:]], environ, joins=True)
     if columns and code:
         sys.stdout.write(_SHOW_CURSOR)  # a rank that was killed could not
         sys.stdout.flush()

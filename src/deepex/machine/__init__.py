@@ -8,6 +8,6 @@
 
 from deepex.machine.description import describe
 from deepex.machine.mpi import cuda_aware
-from deepex.machine.mpi_probe import probe_mpi
+from deepex.machine.mpi_probe import probe_mpi, probe_world
 
-__all__ = ["cuda_aware", "describe", "probe_mpi"]
+__all__ = ["cuda_aware", "describe", "probe_mpi", "probe_world"]

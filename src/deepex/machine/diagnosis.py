@@ -4,12 +4,15 @@
     for problem in find_problems(facts):
         print(problem.severity, problem.sentence)
 
-`facts` has the keys machine (`describe`), mpi (`probe_mpi`), backends, file_systems and plan (`deepex doctor --json`).
+`facts` has the keys machine (`describe`), mpi (`probe_mpi`), backends, file_systems and plan (`deepex doctor --json`); within a job
+of several ranks also place and world (`probe_world`).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from deepex.machine.mpi import srun_mpi
 
 Facts = dict[str, Any]
 
@@ -61,6 +64,7 @@ def find_problems(facts: Facts) -> list[Problem]:
     found = [
         *_torch_problems(facts),
         *_mpi_problems(facts),
+        *_world_problems(facts),
         *_thread_problems(facts),
         *_storage_problems(facts["file_systems"]),
     ]
@@ -136,6 +140,21 @@ def _mpi_problems(facts: Facts) -> Iterator[Problem]:
     if plan["device"] == "cuda" and not mpi["cuda_aware"]:
         how = "NCCL is used with one GPU per rank, and" if facts["backends"].get("nccl") else "NCCL is not in this torch, so"
         yield _note(f"this MPI does not take GPU memory ({mpi['cuda_aware_reason']}): {how} MPI copies through host memory.")
+
+
+def _world_problems(facts: Facts) -> Iterator[Problem]:
+    """Find a launcher and an MPI library that do not know each other: each rank would train alone, or none would start."""
+    world, place, mpi = facts.get("world"), facts.get("place") or {}, facts["mpi"]
+    if not world or world["size"] == place["size"]:
+        return
+    found = f"MPI sees {world['size']}" if world["size"] else f"MPI could not start there ({world['error']})"
+    how = srun_mpi(mpi.get("vendor")) if place["launcher"] == "slurm" else None
+    other = f"srun --mpi={how}" if how else mpi.get("mpiexec") or "the launcher of that library"
+    yield _fatal(
+        f"the launcher ({place['launcher']}) started {place['size']} ranks, but {found}: the library that mpi4py loads, "
+        f"{mpi.get('vendor') or 'none'} {mpi.get('library') or ''}, does not know this launcher: start with {other}, or name the "
+        "launcher's own library in MPI4PY_LIBMPI."
+    )
 
 
 def _thread_problems(facts: Facts) -> Iterator[Problem]:

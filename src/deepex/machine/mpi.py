@@ -31,6 +31,8 @@ _LIBRARIES: Final = (
 )
 _MPICH_LAUNCHERS: Final = ("mpiexec.hydra", "mpiexec.mpich")
 _OPEN_MPI_LAUNCHERS: Final = ("mpiexec.openmpi", "prterun", "orterun", "ompirun_wrapper")
+# How ranks of srun and the library find each other. Cray's, IBM's and others are set up by the site, and its default knows them.
+_SRUN: Final = {"MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
 _CUDA: Final = 0  # MPIX_GPU_SUPPORT_CUDA of mpi.h
 _OFF: Final = ("", "0", "no", "off", "false", "disable")
 
@@ -42,6 +44,11 @@ def identify(library_version: str) -> tuple[str, str | None]:
         if match:
             return name, match[1].rstrip(".")
     return "unknown", None
+
+
+def srun_mpi(name: str | None) -> str | None:
+    """What `srun --mpi` must be for the library `name`; None: the site's default."""
+    return _SRUN.get(name or "")
 
 
 def cuda_aware(library_version: str, environ: Mapping[str, str]) -> tuple[bool | None, str]:

@@ -3,6 +3,7 @@
     facts = probe_mpi()
     facts["started"], facts["vendor"], facts["thread_level"]     # True, "MPICH", "MULTIPLE"
     facts["error"]                                                # a sentence where it did not start
+    probe_world(os.environ)["size"]                               # on every rank of a launcher: how many ranks MPI sees
 
 A broken MPI aborts the process that initialises it, and so does any MPI on the login nodes of some machines:
 a caller must not do it itself.
@@ -15,14 +16,17 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
 from deepex.machine.mpi import cuda_aware, find_mpiexec, identify, library_path
 
 _MARK: Final = "deepex-mpi-probe:"
-_PROGRAM: Final = "import os, sys; sys.path.insert(0, sys.argv[1]); from deepex.machine.mpi_probe import report; report(os.environ)"
+_BEGIN: Final = "import os, sys; sys.path.insert(0, sys.argv[1]); from deepex.machine import mpi_probe; mpi_probe."
+_PROGRAM: Final = f"{_BEGIN}report(os.environ)"
+_WORLD_PROGRAM: Final = f"{_BEGIN}report_world()"
+_CONNECTION: Final = "PMI_FD"  # the open file through which hydra and Slurm speak with a rank
 # The child would answer to the launcher as the rank that started it, and break that rank's connection. Settings stay.
 _LAUNCHER_VARIABLES: Final = re.compile(
     r"(PMI2?|HYDRA|HYDI|PALS|ALPS|SLURM|FLUX|JSM|PRTE|PRRTE)_|PMIX_(?!MCA_|PREFIX)|OMPI_COMM_|OMPI_UNIVERSE|OMPI_MCA_(orte|ess)|"
@@ -45,16 +49,32 @@ _EMPTY: Final[dict[str, Any]] = {
 
 def probe_mpi(timeout_seconds: float = 20) -> dict[str, Any]:
     """Report the MPI library that mpi4py loads here. All keys are always there; `error` is None if MPI started."""
+    return _probe(_PROGRAM, timeout_seconds)
+
+
+def probe_world(environ: Mapping[str, str], timeout_seconds: float = 60) -> dict[str, Any]:
+    """Report how many ranks MPI sees where a launcher started this process: `size`, or `error`.
+
+    Every rank of the job calls it, and none uses MPI itself: the process that is asked answers the launcher in its place.
+    """
+    connection = environ.get(_CONNECTION, "")
+    facts = _probe(_WORLD_PROGRAM, timeout_seconds, (int(connection),) if connection.isdecimal() else ())
+    return {"size": facts.get("size"), "error": facts["error"]}
+
+
+def _probe(program: str, timeout_seconds: float, files: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Run a program that tells facts in a process of its own, which keeps these `files` open."""
     source = str(Path(__file__).parents[2])
     try:
         process = subprocess.Popen(  # noqa: S603 - this Python, with a program that is written above
-            [sys.executable, "-P", "-c", _PROGRAM, source],
+            [sys.executable, "-P", "-c", program, source],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
+            pass_fds=files,
         )
     except OSError as error:
         return {**_EMPTY, "error": f"the probe could not be started: {error}"}
@@ -70,13 +90,8 @@ def report(environ: MutableMapping[str, str]) -> None:
     """Print the facts, those that need no running MPI first: the process may not survive the start."""
     for name in [name for name in environ if _LAUNCHER_VARIABLES.match(name)]:
         del environ[name]
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        _say({"error": " ".join(str(error).split())})
+    MPI = _load()  # noqa: N806 - as mpi4py names it
+    if MPI is None:
         return
     words = MPI.Get_library_version().strip("\0 \n")
     vendor, version = identify(words)
@@ -96,6 +111,28 @@ def report(environ: MutableMapping[str, str]) -> None:
     able, why = cuda_aware(words, environ)
     _say({"started": True, "thread_level": names.get(level), "cuda_aware": able, "cuda_aware_reason": why})
     MPI.Finalize()
+
+
+def report_world() -> None:
+    """Start MPI as the launcher's variables say, and print how many ranks it sees."""
+    MPI = _load()  # noqa: N806 - as mpi4py names it
+    if MPI is not None:
+        MPI.Init_thread(MPI.THREAD_FUNNELED)
+        _say({"started": True, "size": MPI.COMM_WORLD.Get_size()})
+        MPI.Finalize()
+
+
+def _load() -> Any:
+    """Load MPI without starting it; None, and the reason is told, where that fails."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        _say({"error": " ".join(str(error).split())})
+        return None
+    return MPI
 
 
 def _say(facts: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def probe(subject: Subject, request: Request) -> Cost:
         words = [word for text in (*request.settings, *short) for word in ("--set", text)]
         began = perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "deepex", "train", request.recipe, *words, "--quiet", "--out", str(out)],
+            [sys.executable, "-P", "-m", "deepex", "train", request.recipe, *words, "--quiet", "--out", str(out)],
             capture_output=True,
             text=True,
             check=False,

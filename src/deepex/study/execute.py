@@ -4,7 +4,8 @@
 
 Runs share nothing but the machine: no warm caches of a library, no leftover memory. A run that fails is noted with its reason, and
 the next one begins; an interrupt goes to the run at hand, which writes its checkpoint, and ends the study, to be continued. A study
-that was killed leaves its run at work: who goes on waits for that one, and does not begin it twice.
+that was killed leaves its run at work: who goes on waits for that one, and does not begin it twice. A study may come from somebody
+else: nothing is begun, written or deleted before `check_study` (trust.py) has found it to be as ours are.
 """
 
 import shutil
@@ -23,6 +24,7 @@ from deepex.errors import RunError
 from deepex.record import PlannedRun, RunDirectory, StudyDirectory
 from deepex.record.files import write_json
 from deepex.record.run import hold, is_held
+from deepex.study.trust import check_study, refuse_foreign
 
 _LOOK_SECONDS: Final = 0.5
 _LOG_TAIL: Final = 20  # lines of a failed run's log that may tell why
@@ -67,6 +69,7 @@ class _Child:
 def execute(study: StudyDirectory, environ: Mapping[str, str], progress: Progress | None = None) -> str:
     """Run what the plan has left; gives the study's status: `finished`, `stopped` by a signal, or `failed` where some runs did."""
     progress = progress or Progress()
+    check_study(study)
     with hold(study.path), _handing_on() as child:
         plan = study.plan
         todo = [planned for planned in plan if study.status(planned) != "finished"]
@@ -116,7 +119,7 @@ def _run(study: StudyDirectory, planned: PlannedRun, environ: Mapping[str, str],
     path = study.run_path(planned)
     (path / "failure.json").unlink(missing_ok=True)
     command = command_of(planned, path)
-    if _goes_on(path):
+    if _goes_on(planned, path):
         command = [*_python("deepex"), "train", "--resume", str(path), "--ranks", str(planned.ranks), "--quiet"]
     elif path.exists():
         shutil.rmtree(path)
@@ -152,12 +155,12 @@ def command_of(planned: PlannedRun, out: Path) -> list[str]:
 
 
 def _python(module: str) -> list[str]:
-    return [sys.executable, "-m", module]
+    return [sys.executable, "-P", "-m", module]  # -P: a file of the current directory is no module of the library
 
 
-def _goes_on(path: Path) -> bool:
+def _goes_on(planned: PlannedRun, path: Path) -> bool:
     """Whether a run was interrupted where it can go on."""
-    return (path / "run.json").is_file() and any((path / "checkpoints").glob("*.json"))
+    return planned.command[0] == "deepex" and (path / "run.json").is_file() and any((path / "checkpoints").glob("*.json"))
 
 
 def _settle(study: StudyDirectory, planned: PlannedRun, code: int, *, interrupted: bool) -> str:
@@ -171,7 +174,7 @@ def _settle(study: StudyDirectory, planned: PlannedRun, code: int, *, interrupte
         shutil.rmtree(path / "checkpoints", ignore_errors=True)
     elif interrupted and is_held(path):
         status = "stopped"
-    elif interrupted and not _goes_on(path):
+    elif interrupted and not _goes_on(planned, path):
         shutil.rmtree(path, ignore_errors=True)
         status = "stopped"
     elif status not in ("stopped", "failed"):
@@ -209,6 +212,7 @@ def _handing_on() -> Iterator[_Child]:
 
 def refuse_other(study: StudyDirectory, plan: list[PlannedRun]) -> list[PlannedRun]:
     """The plan to go on with: the study's own, with what is new in `plan`; a study of something else is refused."""
+    check_study(study)
     old = {planned.name: planned for planned in study.plan}
     new = {planned.name: planned for planned in plan}
     for name in old.keys() & new.keys():
@@ -219,4 +223,5 @@ def refuse_other(study: StudyDirectory, plan: list[PlannedRun]) -> list[PlannedR
             )
     if not old.keys() & new.keys():
         raise RunError(f"{study.path} holds another study ({study.kind}); choose another --out")
+    refuse_foreign(study, [planned for name, planned in old.items() if name not in new], plan)
     return [*old.values(), *(planned for name, planned in new.items() if name not in old)]

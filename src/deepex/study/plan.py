@@ -12,6 +12,7 @@ repeats differ in nothing.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Final
 
 import torch
@@ -23,7 +24,9 @@ from deepex.recipes.job import open_dataset
 from deepex.record import PlannedRun, Target
 from deepex.record.table import parse_assignments
 from deepex.study.kinds import Kind, Subject, Variant
+from deepex.study.trust import check_commands
 
+_LONGEST_NAME: Final = 120  # before it is shortened: a directory's name has 255 bytes at most
 _EPOCHS: Final = 4  # the first warms up, three are measured
 
 
@@ -66,7 +69,10 @@ def make_plan(kind: Kind, subject: Subject, request: Request) -> list[PlannedRun
     turns: list[tuple[int, Variant]] = []
     for repeat in range(1, request.repeats + 1):
         turns += [(repeat, variant) for variant in (variants if repeat % 2 else variants[::-1])]
-    return [_planned(request, variant, repeat, common, seed=subject.config.seed) for repeat, variant in turns]
+    plan = [_planned(request, variant, repeat, common, seed=subject.config.seed) for repeat, variant in turns]
+    check_commands(plan)
+    _check_names(plan)
+    return plan
 
 
 def hardest(targets: Sequence[str]) -> str | None:
@@ -103,8 +109,22 @@ def _planned(request: Request, variant: Variant, repeat: int, common: dict[str, 
 
 def _name(varied: dict[str, Any], repeat: int) -> str:
     """A name that says what is varied, fit for a file: `ranks-4_repeat-2`."""
-    words = [f"{key}-{_text(value)}" for key, value in varied.items() if value != ""]
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join([*words, f"repeat-{repeat}"]))
+    words = "_".join(f"{key}-{_text(value)}" for key, value in varied.items() if value != "")
+    if len(words) > _LONGEST_NAME:
+        words = f"{words[:_LONGEST_NAME]}-{sha256(words.encode()).hexdigest()[:8]}"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{words}_repeat-{repeat}" if words else f"repeat-{repeat}")
+
+
+def _check_names(plan: Sequence[PlannedRun]) -> None:
+    """Two runs of one name would write into one directory, and each be taken for the other."""
+    seen: dict[str, PlannedRun] = {}
+    for planned in plan:
+        same = seen.setdefault(planned.name, planned)
+        if same is not planned:
+            raise ConfigError(
+                f"two runs would be named {planned.name}: {same.varied} and {planned.varied}; give each value once, and values "
+                "that differ in more than signs"
+            )
 
 
 def _text(value: Any) -> str:

@@ -2,10 +2,10 @@
 
     for name, found in available().items():
         print(name, found.version or found.reason)
-    command = ["-m", "deepex.study.frameworks", "pytorch", "run.toml", "--out", "runs/pytorch"]
+    command = ["-P", "-m", "deepex.study.frameworks", "pytorch", "run.toml", "--out", "runs/pytorch"]
     launch(2, [sys.executable, *command], environ)
 
-`python -m deepex.study.frameworks --list` prints the same as JSON. What such a job writes is an ordinary run directory. DeepEx
+`python -P -m deepex.study.frameworks --list` prints the same as JSON. What such a job writes is an ordinary run directory. DeepEx
 itself is measured by `deepex train`, with the settings in OURS. Nothing is imported here until it is used.
 """
 

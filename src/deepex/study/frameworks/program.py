@@ -1,4 +1,4 @@
-"""One rank of a framework's job: `python -m deepex.study.frameworks NAME RECIPE --out DIR`, as `deepex train RECIPE` is.
+"""One rank of a framework's job: `python -P -m deepex.study.frameworks NAME RECIPE --out DIR`, as `deepex train RECIPE` is.
 
 What is written is a run directory that everything reads which reads those of DeepEx. A mistake ends with one line and exit code 2,
 a failure with one line and exit code 1; if there is no run directory yet, the reason is in DIR/failure.json.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from deepex.comm.place import find_place
 from deepex.comm.start import fail
-from deepex.errors import ConfigError, DeepexError
+from deepex.errors import ConfigError, DeepexError, UnknownName
 from deepex.record import RunDirectory
 from deepex.record.files import write_json
 from deepex.record.run import hold, refuse_existing_run
@@ -40,11 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(json.dumps({name: dataclasses.asdict(found) for name, found in available().items()}) + "\n")
         return
     if options.name is None or options.recipe is None or options.out is None:
-        _fail(f"NAME ({', '.join(FRAMEWORKS)}), RECIPE and --out DIR are needed, or --list", 2, None)
+        _fail(f"NAME ({', '.join(FRAMEWORKS)}), RECIPE and --out DIR are needed, or --list", 2, None, agreed=True)
     try:
         run(options.name, options.recipe, parse_assignments(options.set), Path(options.out))
     except DeepexError as error:
-        _fail(str(error), error.exit_code, options.out)
+        agreed = error.agreed or isinstance(error, ConfigError | UnknownName)  # every rank has the same command line
+        _fail(str(error), error.exit_code, options.out, agreed=agreed)
     except Exception as error:  # noqa: BLE001 - what a framework raises; on several ranks it has ended the job already
         if options.out is not None:
             _log(Path(options.out), 0, traceback.format_exc())
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m deepex.study.frameworks", description="Train with another framework.")
+    parser = argparse.ArgumentParser(prog="python -P -m deepex.study.frameworks", description="Train with another framework.")
     parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(FRAMEWORKS))
     parser.add_argument("recipe", nargs="?", metavar="RECIPE|FILE.toml", help="what `deepex train` takes")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set a key of the configuration")
@@ -63,13 +64,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(name: str, recipe: str, changes: dict[str, Any], out: Path, watcher: "Watcher | None" = None) -> RunDirectory:
     """Train what a recipe with some changes says with the framework `name`, on the ranks that the launcher started."""
+    from deepex.comm.early import load_mpi
+    from deepex.machine.heap import keep_heap, keep_tensors
+
+    sys.path.append(str(Path.cwd()))  # where `net=module:function` is looked up last, as by `deepex train`
+    load_mpi()
+    keep_tensors(os.environ)  # before what follows loads PyTorch; the others profit as DeepEx does
     framework = find(name)
     found = framework.available()
     if found.version is None:
         raise ConfigError(f"{name} cannot be compared with: {found.reason}")
-    from deepex.machine.heap import keep_heap, keep_tensors
-
-    keep_tensors(os.environ)  # before what follows loads PyTorch; the others profit as DeepEx does
     heap = keep_heap(os.environ)
     from deepex.recipes import find_config
 
@@ -209,12 +213,12 @@ def _write_failure(out: Path, reason: str, rank: int = 0) -> None:
     own.replace(out / "failure.json")
 
 
-def _fail(message: str, code: int, out: str | None) -> NoReturn:
+def _fail(message: str, code: int, out: str | None, *, agreed: bool = False) -> NoReturn:
     """Print one line and end, and note the reason where no run could."""
     with suppress(DeepexError, OSError):
         if out is not None and find_place(os.environ).rank == 0:
             _write_failure(Path(out), message)
-    fail(message, code)
+    fail(message, code, agreed=agreed)
 
 
 def _say(message: str) -> None:

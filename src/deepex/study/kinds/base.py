@@ -57,6 +57,9 @@ class Kind(ABC):
     def variants(self, subject: Subject) -> list[Variant]:
         """What is run, the base first."""
 
+    def check_here(self) -> None:  # noqa: B027 - most kinds need nothing
+        """Refuse what this machine lacks, before anything is written."""
+
     def notes(self, subject: Subject) -> list[str]:
         """What a reader of the plan should know."""
         return []

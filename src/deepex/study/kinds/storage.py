@@ -1,7 +1,9 @@
 """Where samples lie and how: each placement and format, from each directory."""
 
+import os
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import ClassVar, final
 
 from typing_extensions import override
@@ -29,6 +31,17 @@ class Storage(Kind):
     def __post_init__(self) -> None:
         if not self.directories:
             raise ConfigError("--directories is empty; it takes directories on the file systems to compare: /scratch/me,/dev/shm")
+
+    @override
+    def check_here(self) -> None:
+        for directory in self.directories:
+            if not Path(directory).is_dir():
+                raise ConfigError(
+                    f"--directories has {directory!a}, which is not a directory; make it first, on the file system that is to be "
+                    "measured, or leave it out"
+                )
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise ConfigError(f"--directories has {directory!a}, where you may not write; choose one for the dataset's copies")
 
     @override
     def variants(self, subject: Subject) -> list[Variant]:

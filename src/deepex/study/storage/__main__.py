@@ -1,6 +1,6 @@
 """Before a run of the study of storage: see that its copy is there, and that its first epoch will read the disk.
 
-    python -m deepex.study.storage sample:fashion /scratch/me hdf5 --out studies/storage/runs/NAME
+    python -P -m deepex.study.storage sample:fashion /scratch/me hdf5 --out studies/storage/runs/NAME
 
 What became of the page cache goes to `page_cache.json` in the run's directory.
 """
@@ -18,7 +18,7 @@ from deepex.study.storage.page_cache import drop_cache
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the copy, or find it, and drop it from memory."""
-    parser = argparse.ArgumentParser(prog="python -m deepex.study.storage", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -P -m deepex.study.storage", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", metavar="DATA", help="a packed dataset, or sample:NAME")
     parser.add_argument("directory", metavar="DIRECTORY")
     parser.add_argument("format", metavar="FORMAT", help=", ".join(FORMATS))

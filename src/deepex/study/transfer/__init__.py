@@ -1,1 +1,1 @@
-"""What the machine's paths carry: `python -m deepex.study.transfer` on some ranks, or `measure` on a communicator."""
+"""What the machine's paths carry: `python -P -m deepex.study.transfer` on some ranks, or `measure` on a communicator."""

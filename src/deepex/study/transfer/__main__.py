@@ -1,5 +1,13 @@
-"""`mpiexec -n 4 python -m deepex.study.transfer --out FILE`."""
+"""`mpiexec -n 4 python -P -m deepex.study.transfer --out FILE`."""
 
-from deepex.study.transfer.measure import main
+import sys
 
-main()
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        sys.path.append(sys.path.pop(0))  # the current directory: a random.py or torch.py there is not ours
+    from deepex.comm.early import load_mpi
+
+    load_mpi()
+    from deepex.study.transfer.measure import main
+
+    main()

@@ -1,6 +1,6 @@
 """What the machine's paths carry: within memory, between host and device, from rank to rank, and in an all-reduce.
 
-    mpiexec -n 4 python -m deepex.study.transfer --out measurements.json --comm mpi --sizes 8,1024,1048576
+    mpiexec -n 4 python -P -m deepex.study.transfer --out measurements.json --comm mpi --sizes 8,1024,1048576
 
     tables = measure(comm, sizes=[8, 1 << 20])      # collective; every rank gets them all
 
@@ -29,7 +29,7 @@ import torch
 from deepex.comm import Communicator, connect
 from deepex.comm.start import fail
 from deepex.comm.together import abort_on_failure, together
-from deepex.errors import ConfigError, DeepexError
+from deepex.errors import ConfigError, DeepexError, UnknownName
 from deepex.machine.hardware import describe_cpu, describe_memory
 from deepex.record.files import write_json
 from deepex.study.transfer.fit import fit, worst_deviation
@@ -217,7 +217,7 @@ def _file(out: str) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program; every error that is ours becomes one line."""
-    parser = argparse.ArgumentParser(prog="python -m deepex.study.transfer", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -P -m deepex.study.transfer", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", metavar="FILE", required=True, help="the JSON file to write; in a directory, measurements.json")
     parser.add_argument("--comm", default="auto", help="auto, mpi, gloo or nccl [auto]")
     parser.add_argument("--sizes", default="", metavar="BYTES,…", help="[8 to 67108864, each 4 times the one before]")
@@ -227,4 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         run(parser.parse_args(arguments))
     except DeepexError as error:
-        fail(str(error), error.exit_code)
+        fail(
+            str(error), error.exit_code, agreed=error.agreed or isinstance(error, ConfigError | UnknownName)
+        )  # options are one for all
