@@ -30,7 +30,7 @@ run: $(READY)
 	@echo "open $(OUT)/report.html in a browser; run directories: $(OUT)/one-rank, two-ranks, pf, atomai"
 
 test: $(READY) browser
-	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not cluster" -n 2 --dist worksteal
 
 # Reports are tested in a browser.
 browser:
@@ -39,7 +39,7 @@ browser:
 	else echo "the tests of reports need Chromium and will fail without it: sudo apt-get install chromium"; fi
 
 quick: $(READY)
-	$(BIN)/python -m pytest -m "not gpu and not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not slow and not cluster" -n 2 --dist worksteal
 
 # What starts ranks, under the other MPI: a second environment on top of the first, because both MPIs own the name mpiexec.
 test-openmpi: $(READY)
