@@ -1,7 +1,7 @@
 """A cluster of three hosts with a Slurm, and each launcher that starts ranks on it.
 
-    with Cluster(folder) as cluster:
-        ended = cluster.launch(PMI2, PLACEMENTS["3+1"], "-m", "deepex", "train", "fashion", "--out", "run")
+with Cluster(folder) as cluster:
+    ended = cluster.launch(PMI2, PLACEMENTS["3+1"], "-m", "deepex", "train", "fashion", "--out", "run")
 """
 
 import sys

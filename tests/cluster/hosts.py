@@ -18,7 +18,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
 from typing import IO, Final, Self
 
 PROGRAMS: Final = ("unshare", "nsenter", "mount", "hostname", "ip", "ssh", "ssh-keygen", "sshd")
@@ -83,12 +82,12 @@ def need(programs: Sequence[str]) -> None:
     """Refuse to go on where something is missing that hosts are made of."""
     missing = [program for program in programs if shutil.which(program, path=_path()) is None]
     if missing:
-        raise ClusterError(f"{', '.join(missing)} not found: run `make test-cluster` as root on Debian, which installs what is needed")
+        raise ClusterError(f"{', '.join(missing)} not found: run `make test-cluster` as root on Debian, which installs them")
     if os.geteuid() != 0:
         raise ClusterError(f"the user id is {os.geteuid()}; only root may make hosts: run `make test-cluster` as root")
     tried = subprocess.run(["unshare", *_NAMESPACES, "--fork", "--mount-proc", "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise ClusterError(f"{tried.stderr.strip()}: the tests of several hosts need a container with CAP_SYS_ADMIN and CAP_NET_ADMIN")
+        raise ClusterError(f"{tried.stderr.strip()}: hosts are namespaces, which a container may make with CAP_SYS_ADMIN alone")
 
 
 class Host:
@@ -99,7 +98,7 @@ class Host:
         command = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "sh", "-ec", _FIRST, "sh", name, str(names)]
         # A session of its own: Ctrl-C is for the tests, which then close the host.
         self._first = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=dict(os.environ) | {"PATH": _path()}
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=os.environ | {"PATH": _path()}
         )
         assert self._first.stdout is not None
         if self._first.stdout.readline() != b"ready\n":
@@ -109,17 +108,17 @@ class Host:
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._own: set[int] = set()
 
-    def entered(self, command: Sequence[str], cwd: Path | None = None) -> list[str]:
+    def entered(self, command: Sequence[str]) -> list[str]:
         """`command` as this host runs it."""
-        enter = ["nsenter", f"--target={self.pid}", "--net", "--uts", "--ipc", "--mount", f"--pid=/proc/{self.pid}/ns/pid_for_children"]
-        return [*enter, "env", f"--chdir={cwd or Path.cwd()}", *command]
+        processes = f"--pid=/proc/{self.pid}/ns/pid_for_children"
+        return ["nsenter", f"--target={self.pid}", *_NAMESPACES[:-1], processes, "env", f"--chdir={Path.cwd()}", *command]
 
-    def run(self, command: Sequence[str], *, seconds: float, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> Ended:
+    def run(self, command: Sequence[str], *, seconds: float, environ: Mapping[str, str] | None = None) -> Ended:
         """Run `command` for so long at most. Output goes through files: a process left behind would hold a pipe open."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             begun = monotonic()
             process = subprocess.Popen(
-                self.entered(command, cwd), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ, start_new_session=True
+                self.entered(command), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ, start_new_session=True
             )
             try:
                 code: int | None = process.wait(seconds)
@@ -179,7 +178,7 @@ class Host:
 
 
 class Hosts:
-    """A login host and `names`, joined by a bridge, with an sshd in each; `launch` starts what a launcher wants on another one."""
+    """A login host and `names`, joined by a bridge. `ssh` is a program that a launcher can use as its ssh."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         need(PROGRAMS)
@@ -191,13 +190,14 @@ class Hosts:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.login = self._make(stack, "login", 1)
-            self._login_net(["ip", "link", "add", "bridge", "type", "bridge"], ["ip", "addr", "add", "10.77.0.1/24", "dev", "bridge"])
+            self._login_net(["ip", "link", "add", "bridge", "type", "bridge"])
+            self._login_net(["ip", "addr", "add", f"{self.login.address}/24", "dev", "bridge"])
             self._login_net(["ip", "link", "set", "bridge", "up"])
             self.compute = tuple(self._make(stack, name, number) for number, name in enumerate(self._names, 2))
+            sshd = [absolute("sshd"), "-D", "-e", "-f", str(self.folder / "sshd_config")]
             for host in self.compute:
                 self._join(host)
-            for host in self.compute:
-                host.start([absolute("sshd"), "-D", "-e", "-f", str(self.folder / "sshd_config")], self.folder / f"sshd-{host.name}.log")
+                host.start(sshd, self.folder / f"sshd-{host.name}.log")
             for host in self.compute:
                 self._wait_for_ssh(host)
             self._stack = stack.pop_all()
@@ -240,25 +240,18 @@ class Hosts:
         self.ssh.write_text(f'#!/bin/sh\nexec ssh -F {self.ssh_config} "$@"\n')
         self.ssh.chmod(0o755)
 
-    def _login_net(self, *commands: Sequence[str]) -> None:
-        """Run commands in the network of the login host, but with the process ids of ours: `ip` takes one to name a host."""
-        for command in commands:
-            done = subprocess.run(
-                ["nsenter", f"--target={self.login.pid}", "--net", *command], capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise ClusterError(f"{' '.join(command)} said {done.stderr.strip()!r}: the container may lack CAP_NET_ADMIN")
+    def _login_net(self, command: Sequence[str]) -> None:
+        """Run a command in the network of the login host, but with the process ids of ours: `ip` takes one to name a host."""
+        entered = ["nsenter", f"--target={self.login.pid}", "--net", *command]
+        done = subprocess.run(entered, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ClusterError(f"{' '.join(command)} said {done.stderr.strip()!r}: the container may lack CAP_NET_ADMIN")
 
     def _join(self, host: Host) -> None:
-        self._login_net(
-            ["ip", "link", "add", host.name, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid)],
-            ["ip", "link", "set", host.name, "master", "bridge", "up"],
-        )
-        address = ["ip", "addr", "add", f"{host.address}/24", "dev", "eth0"]
-        for command in (address, ["ip", "link", "set", "eth0", "up"]):
-            ended = host.run(command, seconds=10)
-            if ended.code:
-                raise ClusterError(f"{' '.join(command)} on {host.name} {ended}")
+        self._login_net(["ip", "link", "add", host.name, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid)])
+        self._login_net(["ip", "link", "set", host.name, "master", "bridge", "up"])
+        host.run(["ip", "addr", "add", f"{host.address}/24", "dev", "eth0"], seconds=_STARTS)
+        host.run(["ip", "link", "set", "eth0", "up"], seconds=_STARTS)
 
     def _wait_for_ssh(self, host: Host) -> None:
         ended = self.wait_for([str(self.ssh), host.name, "true"])
