@@ -17,7 +17,7 @@ def trained(cluster: Cluster, launcher: Launcher, placement: Placement, out: Pat
     """What the weights are, after a run whose ranks stood where they should."""
     settings = [part for key in KEYS for part in ("--set", key)]
     ended = cluster.launch(launcher, placement, "-m", "deepex", "train", "fashion", *settings, "--out", str(out), "--quiet")
-    assert ended.code == 0, ended
+    assert ended.code == 0, str(ended)
     assert [node["ranks"] for node in json.loads((out / "machine.json").read_text())] == placement.ranks
     return hashlib.sha256((out / "weights.safetensors").read_bytes()).hexdigest()
 

@@ -49,15 +49,16 @@ def test_a_job_without_its_last_rank_ends_and_names_it(
     ended = cluster.launch(
         launcher, PLACEMENTS["3+1"], *TRAIN, "--out", str(tmp_path / "run"), seconds=ENDS, wrapper=wrapper(instead, broken)
     )
-    assert ended.code in (1, 2), ended
-    assert named(ended), ended
+    # A launcher may make a code of its own of a signal.
+    assert ended.code in (1, 2) or (ended.code and instead == INSTEAD["is killed"]), str(ended)
+    assert named(ended), str(ended)
     assert cluster.left() == {}
 
 
 def test_ranks_that_srun_does_not_join_say_so_once(cluster: Cluster, tmp_path: Path) -> None:
     """Without --mpi each rank finds itself alone."""
     ended = cluster.launch(SRUN, PLACEMENTS["2+2"], *TRAIN, "--out", str(tmp_path / "run"), seconds=ENDS)
-    assert ended.code in (1, 2), ended
+    assert ended.code in (1, 2), str(ended)
     (line,) = own_lines(ended.stderr)
     assert "--mpi=" in line
     assert cluster.left() == {}
