@@ -117,11 +117,17 @@ class Cluster:
         self._stack.close()
 
     def launch(
-        self, launcher: Launcher, placement: Placement, *arguments: str, seconds: float = HANGS, wrapper: Sequence[str] = ()
+        self,
+        launcher: Launcher,
+        placement: Placement,
+        *arguments: str,
+        seconds: float = HANGS,
+        wrapper: Sequence[str] = (),
+        **environ: str,
     ) -> Ended:
         """Run `python ARGUMENTS…` on the ranks of a placement, each through `wrapper`."""
         command = [*launcher.command(self.hosts, placement), *wrapper, launcher.python, *arguments]
-        return self.run(command, seconds=seconds, **launcher.environ)
+        return self.run(command, seconds=seconds, **launcher.environ, **environ)
 
     def run(self, command: Sequence[str], *, seconds: float = HANGS, **environ: str) -> Ended:
         """Run a command on the login host, and end what it leaves behind where it hangs."""
