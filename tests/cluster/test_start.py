@@ -11,7 +11,7 @@ from tests.mpi import own_lines
 
 pytestmark = pytest.mark.cluster
 
-ENDS = 30.0  # seconds in which a job must end that lacks a rank
+ENDS = 60.0  # seconds after which a job that lacks a rank is taken to hang; half of it is what the default may take
 SHORT = "8"  # seconds that ranks wait for each other, where a test does not want to wait for the default
 TRAIN = ("-m", "deepex", "train", "fashion", "--set", "epochs=1", "--set", "samples=256", "--set", "validate=none", "--quiet")
 
@@ -57,8 +57,8 @@ def test_a_job_whose_last_rank_does_not_come_ends(cluster: Cluster, launcher: La
         wrapper=wrapper(instead),
         DEEPEX_START_SECONDS=SHORT,
     )
-    # A launcher may make a code of its own of a signal.
-    assert ended.code in (1, 2) or (ended.code and instead == KILLED), str(ended)
+    # mpiexec tells the code of a rank that it has killed itself, and of a signal each launcher makes a code of its own.
+    assert ended.code in (1, 2) or (ended.code and (launcher is MPICH or instead == KILLED)), str(ended)
     assert names_rank_and_host(ended), str(ended)
     assert cluster.left() == {}
 
