@@ -87,7 +87,7 @@ def need(programs: Sequence[str]) -> None:
         raise ClusterError(f"the user id is {os.geteuid()}; only root may make hosts: run `make test-cluster` as root")
     tried = subprocess.run(["unshare", *_NAMESPACES, "--fork", "--mount-proc", "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise ClusterError(f"{tried.stderr.strip()}: hosts are namespaces; start the container with CAP_SYS_ADMIN and CAP_NET_ADMIN")
+        raise ClusterError(f"{tried.stderr.strip()}: hosts are namespaces: give the container CAP_SYS_ADMIN and CAP_NET_ADMIN")
 
 
 class Host:
