@@ -4,7 +4,7 @@
     config = deepex.recipe("fashion", {"epochs": 5, "sync.period": 16})
     run = deepex.train(config, comm=comm, out="runs/a")      # comm: any mpi4py communicator, or None for all ranks
 
-Importing this is instant: names are resolved, and torch is loaded, on first use.
+Importing this is instant: names are resolved, and torch is loaded, on first use; on ranks of a launcher the MPI library before it.
 """
 
 from importlib import import_module
@@ -27,6 +27,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        import_module("deepex.comm.early").load_mpi()  # before torch, which comes with most of these names
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'deepex' has no attribute {name!r}; it has {', '.join(__all__)}")
 
