@@ -180,8 +180,8 @@ def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
         (
             _number(epoch),
             f"{epoch.train.loss:.4f}",
-            f"{epoch.score('train', measure):.4f}",
-            "" if epoch.validation is None else f"{epoch.score('validation', measure):.4f}",
+            _score(epoch.score("train", measure)),
+            _score(epoch.score("validation", measure)),
             f"{epoch.rate:.4g}",
             f"{epoch.samples / epoch.seconds:,.0f}",
         )
@@ -224,6 +224,11 @@ def _print_table(console: Any, title: str, columns: Sequence[str], rows: Sequenc
     for row in rows:
         table.add_row(*map(Text, row))  # as text: a record may contain what rich takes for markup
     console.print(table)
+
+
+def _score(value: float | None) -> str:
+    """A score, which an epoch may not have."""
+    return "" if value is None else f"{value:.4f}"
 
 
 def _number(epoch: EpochRecord) -> str:
