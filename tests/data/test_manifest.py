@@ -1,10 +1,11 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from deepex.data.manifest import Manifest, PackedFile, Part, from_json, load, save, to_json
@@ -62,6 +63,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         return Part(count=sum(counts), files=files)
 
     low, high = sorted(draw(st.lists(number, min_size=2, max_size=2, unique=True)))
+    assume(1e-12 * max(abs(low), abs(high), 1e-280) < high - low < math.inf)
     return Manifest(
         name=draw(st.text(min_size=1)),
         shape=(channels, draw(st.integers(1, 4096)), draw(st.integers(1, 4096))),
@@ -74,7 +76,9 @@ def manifests(draw: st.DrawFn) -> Manifest:
         mean=tuple(draw(number) for _ in range(channels)),
         deviation=tuple(draw(st.floats(1e-30, 1e30)) for _ in range(channels)),
         parts={name: part() for name in draw(st.sampled_from([["train"], ["train", "validation"]]))},
-        source=draw(st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.lists(st.text()), max_size=3)),
+        source=draw(
+            st.dictionaries(st.text(), st.none() | st.text() | st.integers(-(2**63), 2**64 - 1) | st.lists(st.text()), max_size=3)
+        ),
     )
 
 
