@@ -202,7 +202,13 @@ def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
         console, f"seconds per {'phase, mean of ranks' if phases else 'epoch'}", ("epoch", *phases, "epoch takes", "syncs"), times
     )
     met = [
-        (_number(epoch), str(epoch.syncs), f"{epoch.drift['all']:.2%}", f"{epoch.moved['all']:.2%}", epoch.period)
+        (
+            _number(epoch),
+            str(epoch.syncs),
+            f"{epoch.drift['all']:.2%}",
+            f"{epoch.moved['all']:.2%}" if epoch.moved else "",
+            epoch.period,
+        )
         for epoch in shown
         if epoch.drift
     ]
