@@ -1,10 +1,11 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from deepex.data.manifest import Manifest, PackedFile, Part, from_json, load, save, to_json
@@ -62,6 +63,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         return Part(count=sum(counts), files=files)
 
     low, high = sorted(draw(st.lists(number, min_size=2, max_size=2, unique=True)))
+    assume(1e-12 * max(abs(low), abs(high), 1e-280) < high - low < math.inf)
     return Manifest(
         name=draw(st.text(min_size=1)),
         shape=(channels, draw(st.integers(1, 4096)), draw(st.integers(1, 4096))),
@@ -74,7 +76,9 @@ def manifests(draw: st.DrawFn) -> Manifest:
         mean=tuple(draw(number) for _ in range(channels)),
         deviation=tuple(draw(st.floats(1e-30, 1e30)) for _ in range(channels)),
         parts={name: part() for name in draw(st.sampled_from([["train"], ["train", "validation"]]))},
-        source=draw(st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.lists(st.text()), max_size=3)),
+        source=draw(
+            st.dictionaries(st.text(), st.none() | st.text() | st.integers(-(2**63), 2**64 - 1) | st.lists(st.text()), max_size=3)
+        ),
     )
 
 
@@ -140,6 +144,9 @@ def test_each_key_is_needed(tmp_path: Path, key: str) -> None:
         (["shape"], [28, 28], ["'shape' is [28, 28]", "[channels, height, width]"]),
         (["shape"], [3, 0, 5], ["'shape' is [3, 0, 5]"]),
         (["shape"], [3, 2**40, 5], ["'shape' is [3, 1099511627776, 5]", "at most 1,000,000,000,000 values"]),
+        (["scale"], [1.0, 1.0 + 2**-52], ["'scale' is [1.0, 1.0000000000000002]", "so far apart"]),
+        (["scale"], [0.0, 5e-324], ["'scale' is [0.0, 5e-324]", "so far apart"]),
+        (["scale"], [-1e308, 1e308], ["'scale' is [-1e+308, 1e+308]", "so far apart"]),
         (["scale"], [0, 10**400], ["has more than 64 bits"]),
         (["mean"], [float("nan"), 0.5, 0.5], ["'mean' is [nan, 0.5, 0.5]"]),
         (["parts", "train", "files", 1, "count"], 2**60, ["files of parts.train", "at most 1,000,000,000,000,000"]),

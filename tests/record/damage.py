@@ -4,7 +4,7 @@
     for seed in range(1000):
         found = try_one(folder, KINDS[0], seed)     # "read", "refused", or the traceback of an error that is not ours
 
-A damage is told by its seed alone. To add a kind of record, add a line to `KINDS`; `make_records` makes one if it is not there yet.
+A damage is told by its seed alone. To add a kind of record, add a line to `KINDS`, as Kind("run/checkpoints/*.json", read_run(…)).
 """
 
 import io
@@ -84,6 +84,7 @@ _MARK: Final = "the value that another takes the place of"
 class Kind:
     """A file of a record below the folder, and what reads it: a function that is given the folder, and chance to choose by.
 
+    Of several files that `file` is a pattern of, it is the last.
     `cost`: how many times longer than others it takes, so that it is tried as much more rarely.
     """
 
@@ -96,13 +97,17 @@ class Kind:
         """The file's own name."""
         return Path(self.file).name
 
+    def path(self, folder: Path) -> Path:
+        """Where the file is."""
+        return max(folder.glob(self.file))
+
 
 def make_records(folder: Path) -> None:
     """Train a tiny run twice on two ranks, pack a tiny dataset, and write studies; what is there is left."""
     for name in ("run", "base"):
         if not (folder / name).is_dir():
             words = ("--set", "epochs=3", "--set", "samples=512", "--set", "threads=1", "--set", "target=validation error <= 0.01")
-            words += ("--set", "sync.period=2", "--set", "sampling=0.02")
+            words += ("--set", "sync.period=2", "--set", "sampling=0.1")
             done = run_deepex("train", "fashion", "--ranks", "2", *words, "--out", str(folder / name))
             assert done.returncode == 0, done.stderr
     if not (folder / "data").is_dir():
@@ -138,22 +143,22 @@ def read_run(part: Callable[[RunDirectory], object]) -> Callable[[Path, random.R
 
 
 COMMANDS: Final[dict[Callable[[str, str], object], int]] = {  # of a run and of another, and how often each is taken
-    lambda run, _: show(run=run, base=None, targets=(), as_json=True): 20,
+    lambda run, _: show(run=run, base=None, targets=(), as_json=True): 40,
     lambda run, _: show(run=run, base=None, targets=(), as_json=False): 10,
-    lambda run, other: show(run=run, base=other, targets=("error <= 0.5",), as_json=True): 10,
-    lambda run, other: show(run=other, base=run, targets=(), as_json=True): 10,
+    lambda run, other: show(run=run, base=other, targets=("error <= 0.5",), as_json=True): 20,
+    lambda run, other: show(run=other, base=run, targets=(), as_json=True): 20,
     lambda run, _: [export(collect([Path(run)]), kind).encode() for kind in FORMATS]: 20,
-    lambda run, _: resumed_config(Path(run), {}): 10,
+    lambda run, _: resumed_config(Path(run), {}): 40,
     lambda run, _: make_report([Path(run)]).html.encode(): 6,
     lambda run, other: make_report([Path(run), Path(other)]).html.encode(): 2,
     lambda run, other: compare(directories=[run, other], as_json=False): 1,
 }
 
 
-def read_series(run: RunDirectory) -> None:
+def read_series(folder: Path, _: random.Random) -> None:
     """The samples of a run: who resumes it goes on with them, whatever they are."""
-    Series(run.path / "resources.jsonl", 0.02).open()
-    run.resources()
+    Series(folder / "run" / "resources.jsonl", 0.2).open()
+    RunDirectory(folder / "run").resources()
 
 
 def read_dataset(folder: Path, chance: random.Random) -> None:
@@ -184,7 +189,7 @@ KINDS: Final = (
     Kind("run/run.json", read_run(lambda run: (run.state, run.outcome))),
     Kind("run/machine.json", read_run(lambda run: run.machine)),
     Kind("run/epochs.jsonl", read_run(RunDirectory.epochs)),
-    Kind("run/resources.jsonl", read_run(read_series)),
+    Kind("run/resources.jsonl", read_series),
     Kind("run/config.toml", read_run(lambda run: run.config)),
     Kind("data/manifest.json", read_dataset),
     Kind("transfer/runs/all/measurements.json", read_study("transfer")),
@@ -194,7 +199,7 @@ KINDS: Final = (
 
 def try_one(folder: Path, kind: Kind, seed: int) -> str:
     """Damage a file, read it, put it back, and tell what became of it."""
-    path = folder / kind.file
+    path = kind.path(folder)
     before = path.read_bytes()
     chance = random.Random(f"{kind.file} {seed}")
     path.write_bytes(damaged(before, path.suffix, chance))

@@ -19,9 +19,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_damaged_record_is_read_or_refused_in_a_sentence(kind: Kind, folder: Path) -> None:
-    before = (folder / kind.file).read_bytes()
+    before = kind.path(folder).read_bytes()
     found = [try_one(folder, kind, seed) for seed in range(TRIES // kind.cost)]
     odd = [told for told in found if told not in ("read", "refused")]
     assert not odd, "\n\n".join(odd[:3])
     assert {*found} == {"read", "refused"} or kind.name == "page_cache.json", "what is damaged in part is read in part"
-    assert (folder / kind.file).read_bytes() == before
+    assert kind.path(folder).read_bytes() == before

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepex.errors import DeepexError
+from deepex.record.run import hold
 from deepex.record.table import dump_toml
 from deepex.report.chapter import chapters
 from deepex.report.collect import collect
@@ -94,3 +95,27 @@ def test_the_reason_names_file_and_key(name: str, where: tuple[Any, ...], why: s
     assert problem.name == "bad"
     assert str(path) in problem.reason
     assert why in problem.reason
+
+
+def test_a_run_that_was_killed_is_among_the_problems_with_what_to_do(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Made(epochs=2), status="running", reason="")
+    with hold(run):
+        assert [problem.status for problem in collect([run]).problems] == ["running"]
+    (problem,) = collect([run]).problems
+    assert problem.status == "killed"
+    assert f"go on with `deepex train --resume {run}`; its 2 epoch(s) are counted" in problem.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("measurements.json", [{"bytes": "8", "seconds": [1.0]}], "key '[0].bytes' is '8' (str); it must be int"),
+        ("page_cache.json", {"cold": "yes"}, "key 'cold' is 'yes' (str); it must be bool"),
+    ],
+)
+def test_what_a_study_measures_beside_runs_is_checked(name: str, value: Any, why: str, tmp_path: Path) -> None:
+    runs = [({"placement": one}, Made(epochs=2)) for one in ("host", "device")]
+    path = write_study(tmp_path / "study", "storage", runs) / "runs" / "host-r1" / name
+    path.write_text(json.dumps(value), encoding="utf-8")
+    (problem,) = collect([tmp_path]).problems
+    assert f"{path} is damaged: {why}; restore the file, or leave this run out" in problem.reason

@@ -180,8 +180,8 @@ def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
         (
             _number(epoch),
             f"{epoch.train.loss:.4f}",
-            f"{epoch.score('train', measure):.4f}",
-            "" if epoch.validation is None else f"{epoch.score('validation', measure):.4f}",
+            _score(epoch.score("train", measure)),
+            _score(epoch.score("validation", measure)),
             f"{epoch.rate:.4g}",
             f"{epoch.samples / epoch.seconds:,.0f}",
         )
@@ -202,7 +202,13 @@ def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
         console, f"seconds per {'phase, mean of ranks' if phases else 'epoch'}", ("epoch", *phases, "epoch takes", "syncs"), times
     )
     met = [
-        (_number(epoch), str(epoch.syncs), f"{epoch.drift['all']:.2%}", f"{epoch.moved['all']:.2%}", epoch.period)
+        (
+            _number(epoch),
+            str(epoch.syncs),
+            f"{epoch.drift['all']:.2%}",
+            f"{epoch.moved['all']:.2%}" if epoch.moved else "",
+            epoch.period,
+        )
         for epoch in shown
         if epoch.drift
     ]
@@ -224,6 +230,11 @@ def _print_table(console: Any, title: str, columns: Sequence[str], rows: Sequenc
     for row in rows:
         table.add_row(*map(Text, row))  # as text: a record may contain what rich takes for markup
     console.print(table)
+
+
+def _score(value: float | None) -> str:
+    """A score, which an epoch may not have."""
+    return "" if value is None else f"{value:.4f}"
 
 
 def _number(epoch: EpochRecord) -> str:

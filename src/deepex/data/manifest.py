@@ -32,6 +32,7 @@ VERSION = 1
 _REMEDY = "restore the file or pack the dataset again"
 _ITEM_BYTES = {"uint8": 1, "float16": 2, "float32": 4}
 _LABEL_BYTES = 8
+_LEAST_WIDTH = 1e-12  # of a scale, as a share of its larger end: float64 has 16 digits
 _MOST_VALUES, _MOST_SAMPLES = 10**12, 10**15  # above is no number of a dataset, and too much for numpy's
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -223,6 +224,8 @@ def _problems_of_values(manifest: Manifest) -> Iterator[str]:
         yield f"key 'seed' is {manifest.seed}; it must be 0 or more"
     if len(scale) != 2 or not all(map(math.isfinite, scale)) or scale[0] >= scale[1]:
         yield f"key 'scale' is {list(scale)}; it must be [low, high], two numbers with low below high"
+    elif not _LEAST_WIDTH * max(*map(abs, scale), 1e-280) < scale[1] - scale[0] < math.inf:
+        yield f"key 'scale' is {list(scale)}; low and high must be so far apart that numbers between them can be told"
     for key, values in (("mean", manifest.mean), ("deviation", manifest.deviation)):
         if len(values) != shape[0] or not all(map(math.isfinite, values)):
             yield f"key {key!r} is {list(values)}; it must have one number for each of the {shape[0]} channels"

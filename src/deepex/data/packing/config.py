@@ -37,8 +37,8 @@ class PackConfig:
             raise DataError(
                 f"validation is {self.validation}; it must be a share of the train samples, 0 or more and below 1, or a file"
             )
-        if self.seed < 0:
-            raise DataError(f"seed is {self.seed}; it must be 0 or more")
+        if not 0 <= self.seed < 2**64:
+            raise DataError(f"seed is {self.seed}; it must be 0 or more, and below 2^64")
         for key in ("limit", "validation_limit", "file_bytes"):
             value = getattr(self, key)
             if value is not None and value < 1:
