@@ -12,14 +12,16 @@ HANGS = (
     400.0  # seconds after which a child is taken to hang: many times what any takes, as a shared machine may starve it for minutes
 )
 
+PATIENT = {"DEEPEX_START_SECONDS": "200"}  # as there too
+
 
 def rank_environ(**extra: str) -> dict[str, str]:
     """The environment for ranks: one thread each, so that four of them fit on two cores; no variables of an outer job."""
-    outer = ("PMI_", "OMPI_", "PMIX_", "SLURM_", "MPI_", "HYDRA", "MASTER_")
+    outer = ("PMI_", "OMPI_", "PMIX_", "SLURM_", "MPI_", "HYDRA", "MASTER_", "DEEPEX_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     # A rank of MPICH that waits sleeps a little between its looks, rather than take a core from the one that it waits for.
-    return {**kept, "OMP_NUM_THREADS": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "PYTHONPATH": path, **extra}
+    return {**kept, "OMP_NUM_THREADS": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "PYTHONPATH": path, **PATIENT, **extra}
 
 
 def run_ranks(ranks: int, *command: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:

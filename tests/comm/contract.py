@@ -21,9 +21,9 @@ import pytest
 import torch
 
 from deepex.comm import Communicator, as_communicator, connect
+from deepex.comm.library import start_mpi
 from deepex.comm.nodes import describe_nodes
 from deepex.comm.solo import SoloCommunicator
-from deepex.comm.start import start_mpi
 from deepex.errors import CommError
 from tests.comm import background_contract
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 import deepex
 from deepex.comm import Communicator, connect
-from deepex.comm.start import start_mpi
+from deepex.comm.library import start_mpi
 from tests.comm.background_contract import Wrapping
 
 SECONDS_PER_NUMBER = 15e-6

@@ -216,7 +216,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int, *, agreed: bool = False) -> None:
-    from deepex.comm.start import fail
+    from deepex.comm.deadline import fail
 
     fail(message, code, agreed=agreed)
 

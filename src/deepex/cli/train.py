@@ -35,7 +35,9 @@ def train(
     from deepex.comm.start import Start
 
     start = Start.begin(os.environ)  # MPI before all that may fail on one rank alone, and before PyTorch
-    config, train_run, watcher = start.agree(lambda: _prepared(recipe, resume, replicas, assignments, quiet or as_json), os.environ)
+    config, train_run, watcher, _ = start.agree(
+        lambda: _prepared(recipe, resume, replicas, assignments, quiet or as_json), os.environ, same=lambda prepared: prepared[-1]
+    )
     target = Path(resume) if resume else out
     run = train_run(config, out=target, resume=resume is not None, watcher=watcher)
     if as_json and start.place.rank == 0:
@@ -45,7 +47,7 @@ def train(
 
 
 def _prepared(recipe: str | None, resume: str | None, replicas: int | None, assignments: Sequence[str], quiet: bool) -> Any:
-    """The configuration, and what trains it and watches: all that is loaded and read before the ranks join."""
+    """The configuration, what trains it and watches, and what all ranks must have the same: what is loaded before they join."""
     sys.path.append(str(Path.cwd()))  # where `net=module:function` is looked up last: a random.py or torch.py there is not ours
     from deepex.machine.heap import keep_tensors
 
@@ -53,8 +55,11 @@ def _prepared(recipe: str | None, resume: str | None, replicas: int | None, assi
     config = _config(recipe, resume, replicas, assignments)
     from deepex.cli.progress import make_watcher
     from deepex.recipes import train as train_run
+    from deepex.recipes.job import pick_device
+    from deepex.recipes.same import started_with
 
-    return config, train_run, make_watcher(config, quiet=quiet)
+    facts = started_with(config, pick_device(config.device, 0).type, resume=resume is not None)
+    return config, train_run, make_watcher(config, quiet=quiet), facts
 
 
 def _config(recipe: str | None, resume: str | None, replicas: int | None, assignments: Sequence[str]) -> Any:

@@ -15,6 +15,7 @@ import json
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -118,15 +119,15 @@ class Communicator(ABC):
     def close(self) -> None:
         """Release what this communicator holds. The caller's own communicator, if it was handed one, stays usable."""
 
-    def _locate(self, rank: int, size: int, launcher: str, *, node: int | str | None = None) -> None:
+    def _locate(self, rank: int, size: int, launcher: str) -> None:
         """Set `place` by asking every rank for its host, and see that sums are right. Collective, and the last of the building.
 
-        `node` tells nodes apart; by default their names do.
+        MPI_Comm_split_type is not asked: MPICH 5.0.2 takes every rank for alone on its node where Slurm places ranks one by one.
         """
         self.place = Place(rank=rank, size=size, local_rank=rank, local_size=size)  # enough to gather with
         host = socket.gethostname()
-        told = self.gather(host if node is None else node)
-        nodes = list(dict.fromkeys(told))
+        told = self.gather([host, _boot()])
+        nodes = [name for index, name in enumerate(told) if name not in told[:index]]
         neighbours = [other for other, name in enumerate(told) if name == told[rank]]
         self.place = Place(
             rank=rank,
@@ -171,6 +172,14 @@ class Communicator(ABC):
         row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = self.gather_rows(row).numpy()
         return [json.loads(bytes(rows[rank, :length])) for rank, length in enumerate(lengths)]
+
+
+def _boot() -> str:
+    """What tells apart two hosts of one name: the start of their systems. Containers of a host may have other names."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def check_tensor(tensor: torch.Tensor) -> None:

@@ -11,8 +11,9 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
+from deepex.comm.library import import_mpi
 from deepex.comm.place import find_place
-from deepex.comm.start import WITHOUT_MPI, import_mpi
+from deepex.comm.start import WITHOUT_MPI
 from deepex.errors import CommError
 
 

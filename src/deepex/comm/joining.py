@@ -113,10 +113,11 @@ class Joining:
 
     def sentence(self) -> str:
         """Say which rank did not come; empty if one of them has told why."""
-        absent = sorted({*range(self._ranks)} - {*self._noted("started")})
-        ranks = sorted(self._first) or absent
+        self.wait(0)
+        absent = {*range(self._ranks)} - {*self._noted("started")}
+        ranks = sorted({*self._first} | absent)
         named = f"rank {' or '.join(map(str, ranks[:8]))}" if ranks else "a rank"
-        how = "ended" if self._ended or not absent else "ended at once, or never began,"
+        how = "ended at once, or never began," if absent else "ended"
         where = f"{named} on {socket.gethostname()}"
         return "" if self._told() else f"{where} {how} before the {self._ranks} ranks had found each other, and did not say why"
 

@@ -5,8 +5,8 @@
     comm.sum(tensor)        # MPI_Allreduce(MPI_IN_PLACE, tensor.data_ptr(), …); within one node, see shared.py
 
 MPI starts when the first communicator is built, not on import (Lightning freezes where mpi4py is merely installed: its issue
-20049); see start.py. Tensors on an accelerator go by device pointer where the MPI is CUDA-aware, and through one pinned host
-buffer, kept for the next time, where it is not. Which ranks share a node is asked of MPI, as hosts may have one name.
+20049); see library.py. Tensors on an accelerator go by device pointer where the MPI is CUDA-aware, and through one pinned host
+buffer, kept for the next time, where it is not.
 
 A communicator for another thread (`for_thread`) posts its collectives and looks after them now and then: MPI has no call that
 sleeps, and one that blocks takes the core from the thread that computes. It needs THREAD_MULTIPLE.
@@ -21,8 +21,8 @@ import torch
 from typing_extensions import override
 
 from deepex.comm.base import Communicator, as_bytes, check_partner, check_parts, check_tensor, scale
+from deepex.comm.library import ending, start_mpi
 from deepex.comm.shared import NodeMemory
-from deepex.comm.start import ending, start_mpi
 from deepex.errors import CommError
 from deepex.machine.mpi import cuda_aware as ask_cuda_aware
 
@@ -49,7 +49,7 @@ class MpiCommunicator(Communicator):
 
     kind = "mpi"
 
-    def __init__(self, comm: Any = None, *, cuda_aware: bool | None = None, posted: bool = False, node: int | None = None) -> None:
+    def __init__(self, comm: Any = None, *, cuda_aware: bool | None = None, posted: bool = False) -> None:
         self._mpi = start_mpi()
         self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
         self._staging: torch.Tensor | None = None
@@ -58,8 +58,7 @@ class MpiCommunicator(Communicator):
         if cuda_aware is None and torch.cuda.is_available():
             cuda_aware = ask_cuda_aware(self._mpi.Get_library_version(), os.environ)[0]
         self.cuda_aware = bool(cuda_aware)
-        self._node_id = self._first_of_node() if node is None else node
-        self._locate(self._comm.rank, self._comm.size, "mpi", node=self._node_id)
+        self._locate(self._comm.rank, self._comm.size, "mpi")
 
     @property
     @override
@@ -118,7 +117,7 @@ class MpiCommunicator(Communicator):
     def split(self, color: int, key: int = 0) -> "MpiCommunicator":
         part = self._comm.Split(color, key)
         try:
-            return MpiCommunicator(part, cuda_aware=self.cuda_aware, posted=self._posted, node=self._node_id)
+            return MpiCommunicator(part, cuda_aware=self.cuda_aware, posted=self._posted)
         finally:
             part.Free()
 
@@ -130,7 +129,7 @@ class MpiCommunicator(Communicator):
                 f"THREAD_MULTIPLE ({self._mpi.THREAD_MULTIPLE}): initialise it with MPI.Init_thread(MPI.THREAD_MULTIPLE), "
                 "on every rank, before the first communicator is built"
             )
-        return MpiCommunicator(self._comm, cuda_aware=self.cuda_aware, posted=True, node=self._node_id)
+        return MpiCommunicator(self._comm, cuda_aware=self.cuda_aware, posted=True)
 
     @override
     def abort(self, code: int) -> None:
@@ -142,14 +141,6 @@ class MpiCommunicator(Communicator):
         self._node.release()
         if not self._mpi.Is_finalized():
             self._comm.Free()
-
-    def _first_of_node(self) -> int:
-        """The lowest rank on this one's node: it tells nodes apart."""
-        neighbours = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        try:
-            return int(neighbours.bcast(self._comm.rank))
-        finally:
-            neighbours.Free()
 
     def _call(self, name: str, *arguments: Any, on_device: bool = False) -> None:
         """Run the call `name` of mpi4py. Posted ones of Open MPI may crash on device pointers (its issue 9845)."""

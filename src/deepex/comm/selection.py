@@ -13,10 +13,13 @@ from time import sleep
 from typing import Any, Final
 
 from deepex.comm.base import Communicator
+from deepex.comm.deadline import deadline, give_up
 from deepex.comm.joining import note
+from deepex.comm.library import check_size, running_mpi, start_mpi
 from deepex.comm.place import Place, find_place
+from deepex.comm.same import gather_same
 from deepex.comm.solo import SoloCommunicator
-from deepex.comm.start import check_size, deadline, give_up, running_mpi, start_mpi
+from deepex.comm.together import AgreedError
 from deepex.errors import CommError, ConfigError, UnknownName, UserError
 
 KINDS = ("auto", "solo", "mpi", "gloo", "nccl")
@@ -88,10 +91,11 @@ def _connect(kind: str, first: Choice, place: Place, device: str, environ: Mappi
     else:
         base = comm = _distributed("gloo", None) if by_torch and kind != "mpi" else _mpi(place)
     chosen = first
+    name = device_name() if device == "cuda" else ""
+    devices = gather_same(base, {"comm": kind, "the device": device}, [base.place.node, name])
     if kind == "auto" and device == "cuda":
-        devices = base.gather([base.place.node, device_name()])
         mine = {name for node, name in devices if node == base.place.node}
-        own = len({tuple(one) for one in devices}) == base.size
+        own = len({name for _, name in devices}) == base.size
         cuda_aware = getattr(base, "cuda_aware", None)
         chosen = choose(place=_met(place, base), device=device, own_device=own, num_devices=len(mine), mpi_cuda_aware=cuda_aware)
     if chosen.kind != base.kind:
@@ -119,6 +123,9 @@ def _ending_all(place: Place) -> Iterator[None]:
         yield
     except UserError:
         raise
+    except AgreedError as agreed:
+        agreed.error.agreed = True
+        raise agreed.error from None
     except Exception as error:
         mpi = running_mpi()
         if mpi is None or mpi.COMM_WORLD.size == 1:

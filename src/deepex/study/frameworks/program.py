@@ -16,8 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from deepex.comm.deadline import fail
 from deepex.comm.place import find_place
-from deepex.comm.start import fail
 from deepex.errors import ConfigError, DeepexError, UnknownName
 from deepex.record import RunDirectory
 from deepex.record.files import write_json

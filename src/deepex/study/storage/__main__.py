@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepex.comm.start import fail
+from deepex.comm.deadline import fail
 from deepex.errors import DeepexError
 from deepex.record.files import write_json
 from deepex.study.storage.copies import FORMATS, prepare

@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch
 
 from deepex.comm import Communicator, connect
-from deepex.comm.start import fail
+from deepex.comm.deadline import fail
 from deepex.comm.together import abort_on_failure, together
 from deepex.errors import ConfigError, DeepexError, UnknownName
 from deepex.machine.hardware import describe_cpu, describe_memory
