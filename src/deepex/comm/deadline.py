@@ -106,6 +106,6 @@ def fail(message: str, code: int, *, agreed: bool = False) -> NoReturn:
         sys.stderr.write(f"deepex: {named}{message}\n")
         sys.stderr.flush()
         leave_code(code, os.environ)
-    if not agreed and running_mpi() is not None:
+    if not agreed and place.size > 1 and running_mpi() is not None:
         end(code)
     sys.exit(code)
