@@ -196,3 +196,28 @@ def masked(classes: int) -> nn.Module:
     network.register_buffer("mask", torch.ones(4, 5, dtype=torch.bool).triu().t())
     network.register_buffer("places", torch.arange(5).expand(3, 5))
     return network
+
+
+class Passing(nn.Module):
+    """Has buffers that belong to its state, and some of the moment: `persistent=False`."""
+
+    seen: torch.Tensor
+    steps: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(classes))
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("steps", torch.tensor(0), persistent=False)
+        self.register_buffer("scale", torch.ones(classes), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen += len(images)
+        self.steps += 1
+        return images.flatten(1)[:, : len(self.gain)] * self.gain * self.scale
+
+
+def with_passing_buffers(classes: int = 10) -> nn.Module:
+    """A network with buffers of the moment."""
+    return Passing(classes)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 import deepex
@@ -26,10 +28,12 @@ from deepex.engine import tensors
 from deepex.engine.config import CheckpointConfig, RunConfig
 from deepex.engine.layout import Layout
 from deepex.engine.stop import StopPoll
-from deepex.errors import RunError, StorageError
+from deepex.engine.trainer import Trainer
+from deepex.errors import DamagedError, RunError, StorageError
 from deepex.record import RunDirectory
 from deepex.record.run import hold
 from deepex.sync import SyncConfig
+from tests import networks
 from tests.engine import several
 from tests.mpi import HANGS, ROOT, rank_environ, run_deepex, run_ranks
 
@@ -631,3 +635,160 @@ def test_a_run_does_not_go_on_with_another_dataset_unless_it_is_told_to(tmp_path
     assert len(deepex.train(moved, SoloCommunicator(), out=run.path, resume=True).epochs()) == 2
     other = dataclasses.replace(config, epochs=3)
     assert len(deepex.train(other, SoloCommunicator(), out=run.path, resume=True).epochs()) == 3
+
+
+# Headers
+
+
+def _damage(header: Path, **changes: object) -> None:
+    header.write_text(json.dumps({**json.loads(header.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": 0},
+        {"epoch": 1.0},
+        {"step": 1},
+        {"syncs": 7},
+        {"sums": [1.0, 2.0, 3.0]},
+        {"apart": [1, 2.0]},
+        {"lost": 1},
+        {"worst": 9.0},
+        {"rule": {"period": 3}},
+        {"crc32": {"arena": 0}},
+        {"replicas": 2},
+        {"layout": {}},
+        {"schema": 1},
+        {"schema": 3},
+        {"sha256": "0" * 64},
+        {"sha256": None},
+        {"more": 1},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_an_edited_header_is_found(trained: tuple[RunConfig, Path], changes: dict[str, object]) -> None:
+    config, run = trained
+    _damage(next((run / "checkpoints").glob("*.json")), **changes)
+    with pytest.raises(DamagedError, match=r"checkpoint .*\.json is damaged: .*; the run has no other checkpoint"):
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+
+
+def test_where_the_newest_is_damaged_the_one_before_is_taken(
+    whole: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole["average"], run)
+    newest = run / "checkpoints" / "epoch000004-step000000.json"
+    _damage(newest, step=1)
+    again = deepex.train(_config_of(run), SoloCommunicator(), out=run, resume=True)
+    said = capfd.readouterr().err
+    assert f"deepex: checkpoint {newest} is damaged: what it says does not match its checksum; it is left out" in said
+    assert weights(run) == weights(whole["average"])
+    assert [epoch.epoch for epoch in again.epochs()] == [1, 2, 3, 4]
+
+
+def test_a_damaged_checkpoint_does_not_outlive_a_whole_one(trained: tuple[RunConfig, Path]) -> None:
+    """It has the higher number; with `keep=1` the one that is written next would be deleted for it."""
+    config, run = trained
+    config = dataclasses.replace(config, checkpoint=CheckpointConfig(keep=1))
+    folder = run / "checkpoints"
+    for kind in ("json", "safetensors"):
+        shutil.copy(folder / f"epoch000001-step000000.{kind}", folder / f"epoch000009-step000000.{kind}")
+    _damage(folder / "epoch000009-step000000.json", step=1)
+    deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+    assert checkpoints.newest(folder).position.epoch == 2
+
+
+def test_a_checkpoint_of_the_first_schema_is_read(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    """Its header had no checksum, and each kind of tensor had its own key."""
+    config, run = trained
+    shutil.copytree(run, tmp_path / "old")
+    header = next((tmp_path / "old" / "checkpoints").glob("*.json"))
+    table = json.loads(header.read_text())
+    del table["sha256"]
+    arena = table.pop("crc32")["arena"]
+    header.write_text(json.dumps({**table, "schema": 1, "crc32": arena, "shared_crc32": {}}))
+    for path in (run, tmp_path / "old"):
+        deepex.train(_more(config), SoloCommunicator(), out=path, resume=True)
+    assert weights(tmp_path / "old") == weights(run)
+
+
+def test_a_header_whose_floats_are_not_numbers_is_found(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    _damage(next((run / "checkpoints").glob("*.json")), sums=[float("nan"), 0.0, 1.0])
+    with pytest.raises(DamagedError):
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+
+
+# Files of tensors
+
+
+def test_any_tensors_come_back_through_the_library(tmp_path: Path) -> None:
+    """Of every type, of no number, on their own or as a view of others."""
+    base = torch.arange(24, dtype=torch.float32).view(4, 6)
+    held = {
+        "view": base[:, 1::2],
+        "none": torch.zeros(0, 3),
+        "one": torch.tensor(5),
+        **{str(dtype): torch.arange(5).to(dtype) for dtype in tensors._TYPES},
+    }
+    checksums = tensors.write(tmp_path / "held.safetensors", held)
+    found = load_file(tmp_path / "held.safetensors")
+    assert {*found} == {*held} == {*checksums}
+    for name, tensor in held.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+        target = torch.empty_like(found[name])
+        assert tensors.read_into(tmp_path / "held.safetensors", name, target) == checksums[name]
+        assert torch.equal(target, tensor)
+
+
+def test_files_have_the_mode_that_the_umask_leaves(make_data: MakeData, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=1, validate="none")
+        run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    finally:
+        os.umask(before)
+    files = [run.path / "weights.safetensors", *run.checkpoints.iterdir()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o640}
+
+
+def test_what_a_kill_left_half_written_is_cleared_away(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    left = [run / "checkpoints" / name for name in (".epoch000009-step000000.safetensors.part", ".tmpAbCdEf")]
+    for path in left:
+        path.write_bytes(bytes(100))
+    deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+    assert not any(path.exists() for path in left)
+
+
+def test_weights_load_strictly_into_a_network_with_buffers_of_the_moment(make_data: MakeData, tmp_path: Path) -> None:
+    config = RunConfig(net="tests.networks:with_passing_buffers", data=str(make_data(64)), batch=8, epochs=1, validate="none")
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    network = networks.with_passing_buffers()
+    found = load_file(run.path / "weights.safetensors")
+    network.load_state_dict(found)
+    assert {*found} == {*network.state_dict()}
+    with safe_open(next(run.checkpoints.glob("*.safetensors")), "pt") as held:
+        assert {name for name in held.keys() if name.startswith("counter:")} == {"counter:seen"}  # noqa: SIM118 - not a dict
+    again = deepex.train(_more(config), SoloCommunicator(), out=run.path, resume=True)
+    assert len(again.epochs()) == 2
+
+
+# What cannot begin
+
+
+def test_feeds_are_closed_if_the_start_fails(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=1, validate="none", placement="stream")
+
+    def fails(_trainer: Trainer, *, resumed: bool) -> None:
+        raise RunError("made up")
+
+    monkeypatch.setattr(Trainer, "begin", fails)
+    before = threading.active_count()
+    with pytest.raises(RunError, match="made up"):
+        deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert threading.active_count() == before
+    assert not (tmp_path / "run").exists(), "no run has begun, so the directory can be taken again"

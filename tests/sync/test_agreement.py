@@ -176,3 +176,23 @@ def test_in_the_background_a_request_is_told_with_the_part_in_which_it_travelled
     assert [told(again, number, 0.0) for number in range(5, 9)] == [0, 0, 0, 0]
     for agreement in (first, again):
         agreement.close()
+
+
+# A request to stop
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("kind", [InPlace, FloatTotal, FixedTotal])
+def test_a_request_is_heard_whatever_share_the_rank_has(kind: type, share: float) -> None:
+    """Also from a rank whose shard has no sample in the stretch, which adds nothing else."""
+    arena = torch.full((200,), 4.0)
+    agreement = InPlace(region_of(arena)) if kind is InPlace else make(kind, arena)
+    agreement.begin(0)
+    agreement.add(0, share)
+    reach(agreement, 1.0)
+    assert agreement.requests > 0
+    assert torch.equal(arena[1:], torch.full((199,), 4.0 * share))
+    agreement.begin(0)
+    agreement.add(0, share)
+    reach(agreement, 0.0)
+    assert agreement.requests == 0

@@ -97,5 +97,5 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _memory(piece: torch.Tensor) -> memoryview:
-    memory: memoryview = piece.view(torch.uint8).numpy().data if piece.numel() else memoryview(b"")
+    memory: memoryview = piece.view(torch.uint8).numpy().data if piece.numel() else memoryview(bytearray())
     return memory
