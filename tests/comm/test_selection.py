@@ -97,7 +97,7 @@ import os
 rank = find_place(os.environ).rank
 hardware.describe_cpu = lambda: {"num_cores_logical": 1 + 63 * rank, "num_cores_limit": None, "num_cores_usable": 1}
 from deepex.comm import connect
-comm = connect("mpi" if rank else "auto")
+comm = connect("mpi")
 from mpi4py import MPI
 print(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 """

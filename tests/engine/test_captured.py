@@ -16,6 +16,7 @@ from torch import nn
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
+from deepex.comm.together import AgreedError
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.data.pack import pack
@@ -262,7 +263,7 @@ def test_the_sizes_of_a_turns_batches(count: int, replicas: int, batch: int, ste
 
 
 def test_a_network_that_counts_its_calls_is_refused(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="attributes"):
+    with pytest.raises(AgreedError, match="attributes"):
         _learner(monkeypatch, _config(small, net=f"{__name__}:Counting"), captured=True)
 
 

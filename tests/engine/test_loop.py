@@ -23,7 +23,7 @@ from deepex.record import RunDirectory
 from deepex.record.clock import SYNC, HostClock
 from deepex.sync import SyncConfig
 from tests import networks
-from tests.mpi import run_deepex
+from tests.mpi import run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
 
@@ -277,3 +277,37 @@ def test_a_checkpoint_knows_the_worst_loss_by_which_replicas_are_judged(make_dat
     kept = [Checkpoint(path, json.loads(path.read_text())).position for path in run.checkpoints.glob("*.json")]
     assert {position.step for position in kept} == {0, 3}
     assert all(position.worst == max([0.0, *losses[: position.epoch]]) for position in kept)
+
+
+UNEVEN = """
+import dataclasses, json, sys
+from mpi4py import MPI
+import deepex
+import deepex.engine.learner as learner
+make = learner.make_runner
+
+def make_runner(parts, step, **options):
+    runner, clock = make(parts, step, **options)
+    if MPI.COMM_WORLD.rank == 0:
+        runner.choice = dataclasses.replace(runner.choice, kind="captured", reason="as on a GPU")
+    return runner, clock
+
+learner.make_runner = make_runner
+keys = {"data": sys.argv[1], "net": "tests.networks:plain", "batch": 8, "epochs": 1}
+run = deepex.train(deepex.recipe("fashion", keys), MPI.COMM_WORLD, out=sys.argv[2])
+if MPI.COMM_WORLD.rank == 0:
+    print(json.dumps(run.state["step"]))
+"""
+
+
+def test_ranks_run_one_kind_of_step_and_tell_what_each_would_have(make_data: MakeData, tmp_path: Path) -> None:
+    """Rank 0 could capture its step, rank 1 could not."""
+    done = run_ranks(2, "-c", UNEVEN, str(make_data(64)), str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    step = json.loads(done.stdout)
+    assert step["kind"] == "eager"
+    assert step["reason"].startswith("rank 1 cannot do else, a CPU: PyTorch's operators one by one")
+    assert step["by_rank"] == [
+        {"kind": "captured", "reason": "as on a GPU"},
+        {"kind": "eager", "reason": "a CPU: PyTorch's operators one by one"},
+    ]
