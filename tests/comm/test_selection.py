@@ -103,7 +103,7 @@ print(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 """
     done = run_ranks(2, "-c", program)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True", "True"]
+    assert done.stdout.count("True") == 2
 
 
 # In a process of its own, because MPI starts once in each and stays.
