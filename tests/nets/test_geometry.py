@@ -61,8 +61,8 @@ def windows(draw: st.DrawFn) -> nn.Module:
 @settings(max_examples=150, deadline=None)
 @given(chain=st.lists(windows(), min_size=1, max_size=5), size=st.tuples(st.integers(1, 40), st.integers(1, 40)))
 def test_grid_is_what_pytorch_computes(chain: list[nn.Module], size: tuple[int, int]) -> None:
-    features = nn.Sequential(*chain).to("meta")
-    image = torch.empty(1, 1, *size, device="meta")
+    features = nn.Sequential(*chain)
+    image = torch.zeros(1, 1, *size)
     try:
         expected = tuple(features(image).shape[2:])
     except RuntimeError:

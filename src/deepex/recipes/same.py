@@ -11,6 +11,7 @@ import torch
 
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
+from deepex.machine.reading import attempt
 from deepex.record.table import to_table
 
 _MAY_DIFFER: Final = ("threads", "data")
@@ -19,7 +20,7 @@ _MAY_DIFFER: Final = ("threads", "data")
 def started_with(config: RunConfig, device: str, *, resume: bool) -> dict[str, Any]:
     """What a rank was started with, by key."""
     return {
-        "the version of deepex": version("deepex"),
+        "the version of deepex": attempt(lambda: version("deepex")),  # None, where it is not installed
         "the version of torch": torch.__version__,
         "--resume": resume,
         "the device": device,
