@@ -10,6 +10,7 @@ A damage is told by its seed alone. To add a kind of record, add a line to `KIND
 import io
 import json
 import random
+import shutil
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,15 +28,17 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.manifest import to_json
 from deepex.data.overview import look
 from deepex.data.pack import pack
-from deepex.errors import DataError, DeepexError
+from deepex.engine.checkpoint import usable
+from deepex.errors import DataError, DeepexError, RunError
 from deepex.machine.sampling.series import Series
 from deepex.recipes.job import SAMPLES
 from deepex.recipes.run import resumed_config
-from deepex.record import RunDirectory
+from deepex.record import RunDirectory, StudyDirectory
 from deepex.record.table import dump_toml
 from deepex.report import make_report
 from deepex.report.collect import collect
 from deepex.report.export import FORMATS, export
+from deepex.study.trust import check_study
 from tests.mpi import run_deepex
 from tests.report.records import Made, transfer, write_study
 
@@ -110,6 +113,7 @@ def make_records(folder: Path) -> None:
             words += ("--set", "sync.period=2", "--set", "sampling=0.1")
             done = run_deepex("train", "fashion", "--ranks", "2", *words, "--out", str(folder / name))
             assert done.returncode == 0, done.stderr
+    shutil.copy(max((folder / "run" / "checkpoints").glob("*.json")), folder / WRITTEN)
     if not (folder / "data").is_dir():
         sample = PackedDataset.open(SAMPLES / "fashion")
         images, labels = sample.part("train").read(0, 64)
@@ -185,6 +189,24 @@ def read_study(name: str) -> Callable[[Path, random.Random], None]:
     return read
 
 
+def read_plan(folder: Path, chance: random.Random) -> None:
+    """What a study may start or delete by its plan, and what shows it."""
+    check_study(StudyDirectory.open(folder / "transfer"))
+    read_study("transfer")(folder, chance)
+
+
+def read_checkpoint(folder: Path, _: random.Random) -> None:
+    """The header of a checkpoint, which is left out or says what was written, to the last number."""
+    header = max((folder / "run" / "checkpoints").glob("*.json"))
+    for checkpoint in usable(header.parent):
+        if checkpoint.path.stem == header.stem:
+            assert checkpoint.header == json.loads((folder / WRITTEN).read_bytes()), "it says something else"
+            assert checkpoint.position
+            return
+    raise RunError(f"{header} is left out")
+
+
+WRITTEN: Final = "written.json"  # the header of the newest checkpoint, as it was
 KINDS: Final = (
     Kind("run/run.json", read_run(lambda run: (run.state, run.outcome))),
     Kind("run/machine.json", read_run(lambda run: run.machine)),
@@ -193,6 +215,8 @@ KINDS: Final = (
     Kind("run/config.toml", read_run(lambda run: run.config)),
     Kind("data/manifest.json", read_dataset),
     Kind("transfer/runs/all/measurements.json", read_study("transfer")),
+    Kind("transfer/study.json", read_plan),
+    Kind("run/checkpoints/*.json", read_checkpoint),
     Kind("storage/runs/host-r1/page_cache.json", read_study("storage"), cost=10),
 )
 

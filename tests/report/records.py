@@ -147,7 +147,7 @@ def write_study(
         key = json.dumps(varied)
         seen[key] = seen.get(key, 0) + 1
         name = "-".join(str(value).replace("/", "_") for value in varied.values()) + f"-r{seen[key]}"
-        plan.append(PlannedRun(name=name, varied=varied, repeat=seen[key], ranks=made.ranks, command=("train", recipe)))
+        plan.append(PlannedRun(name=name, varied=varied, repeat=seen[key], ranks=made.ranks, command=("deepex", "train", recipe)))
     study = StudyDirectory.create(
         path, plan=plan, machine=[machine()], kind=kind, recipe=recipe, settings=[], options={}, targets=targets or []
     )
@@ -227,7 +227,7 @@ def frameworks(path: Path) -> Path:
 
 def transfer(path: Path) -> Path:
     chance = random.Random(5)
-    plan = [PlannedRun(name="all", varied={}, repeat=1, ranks=4, command=("study", "transfer"))]
+    plan = [PlannedRun(name="all", varied={}, repeat=1, ranks=4, command=("deepex.study.transfer", "--comm", "auto", "--seconds", "1"))]
     study = StudyDirectory.create(
         path, plan=plan, machine=[machine()], kind="transfer", recipe="", settings=[], options={}, targets=[]
     )
