@@ -227,7 +227,9 @@ def frameworks(path: Path) -> Path:
 
 def transfer(path: Path) -> Path:
     chance = random.Random(5)
-    plan = [PlannedRun(name="all", varied={}, repeat=1, ranks=4, command=("deepex.study.transfer", "--comm", "auto", "--seconds", "1"))]
+    plan = [
+        PlannedRun(name="all", varied={}, repeat=1, ranks=4, command=("deepex.study.transfer", "--comm", "auto", "--seconds", "1"))
+    ]
     study = StudyDirectory.create(
         path, plan=plan, machine=[machine()], kind="transfer", recipe="", settings=[], options={}, targets=[]
     )
