@@ -1,5 +1,6 @@
 """Ranks that do not run the same say so, all with one error."""
 
+import json
 import re
 import subprocess
 import sys
@@ -41,6 +42,13 @@ def test_another_setting_on_one_rank_is_told_once(setting: str, said: str, tmp_p
     (line,) = own_lines(ended.stderr)
     assert re.search(f"the ranks do not run the same: {said}", line)
     assert not (tmp_path / "run").exists()
+
+
+def test_ranks_may_have_different_numbers_of_threads(tmp_path: Path) -> None:
+    """As on nodes of different sizes; the record tells them."""
+    done = train("threads=2", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["threads_by_rank"] == [1, 2]
 
 
 def test_the_same_data_in_another_place_is_the_same(make_data: Callable[[int], Path], tmp_path: Path) -> None:

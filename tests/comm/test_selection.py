@@ -80,7 +80,7 @@ def test_an_unknown_kind_lists_the_kinds() -> None:
 def test_a_process_that_nobody_launched_gets_a_communicator_of_one() -> None:
     comm = connect(environ={})
     assert isinstance(comm, SoloCommunicator)
-    assert (comm.rank, comm.size) == (0, 1)
+    assert (comm.rank, comm.size, comm.reason) == (0, 1, "one rank: nothing to communicate")
 
 
 def test_connect_refuses_what_choose_refuses() -> None:

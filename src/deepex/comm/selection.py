@@ -72,6 +72,7 @@ def connect(kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, st
     note(environ, "started", place.rank)
     if first.kind == "solo":
         comm: Communicator = SoloCommunicator()
+        comm.reason = first.reason
     else:
         with deadline("the communicator", place, environ), _ending_all(place):
             comm = _connect(kind, first, place, device, environ)

@@ -109,7 +109,7 @@ def _train(
             position = _load(trainer, found, path, job, comm, resume=resume)
             job = trainer.learner.job  # which may have settled `sync = auto` by times
             state = choices(job, comm, comm_reason=comm.reason, layout_reason=layout_reason, threads=threads) | {"heap": heap}
-            state |= _setup(trainer, comm, perf_counter() - began)
+            state |= _setup(trainer, comm, perf_counter() - began) | _threads_by_rank(comm, threads)
             here = position if resume else None
             together(comm, lambda: _note_start(run, job, state, machines, here) if comm.rank == 0 else None)
         except BaseException:
@@ -168,6 +168,12 @@ def _setup(trainer: Trainer, comm: Communicator, seconds: float) -> dict[str, An
         "step": {**dataclasses.asdict(learner.runner.choice), **learner.step_by_rank},
         "statistics": {"kind": "estimated" if estimated else "running", "reason": learner.statistics_reason},
     }
+
+
+def _threads_by_rank(comm: Communicator, threads: int) -> dict[str, list[int]]:
+    """The threads of every rank, where they differ. Collective."""
+    told = comm.gather(threads)
+    return {"threads_by_rank": told} if len({*told}) > 1 else {}
 
 
 def _keep_reasons(state: dict[str, Any], begun: dict[str, Any]) -> None:
