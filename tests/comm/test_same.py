@@ -73,6 +73,29 @@ except ConfigError as error:
 """
 
 
+UNEVEN = """
+import dataclasses, sys
+import deepex
+from deepex.comm import connect
+from deepex.errors import ConfigError
+comm = connect("mpi")
+comm.place = dataclasses.replace(comm.place, local_size=1 if comm.rank == 2 else 2, local_rank=comm.rank % 2, node=comm.rank // 2,
+    num_nodes=2)
+keys = {"data": sys.argv[1], "net": "tests.networks:plain", "batch": 4, "epochs": 1, "sync.strategy": "hierarchical"}
+try:
+    deepex.train(deepex.recipe("fashion", keys), comm, out=sys.argv[2])
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_groups_of_nodes_of_different_sizes_are_refused_on_every_rank(make_data: Callable[[int], Path], tmp_path: Path) -> None:
+    done = run_ranks(3, "-c", UNEVEN, str(make_data(64)), str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sync.group is 1 and 2, but there are 3 replicas") == 3
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("other", "said"), [("data", "the dataset is "), ("seed", "seed is 1 on rank 0 ")])
 def test_every_rank_of_a_program_gets_the_error(other: str, said: str, make_data: Callable[[int], Path], tmp_path: Path) -> None:
     data = [str(make_data(64)), str(make_data(128 if other == "data" else 64))]

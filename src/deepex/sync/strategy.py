@@ -17,6 +17,7 @@ from functools import partial
 
 from deepex.comm.base import Communicator, own_zeros
 from deepex.comm.solo import SoloCommunicator
+from deepex.comm.together import AgreedError
 from deepex.errors import ConfigError
 from deepex.sync.agreement import Agreement, InPlace, Turns
 from deepex.sync.config import SyncConfig
@@ -252,7 +253,10 @@ def _make_near(config: SyncConfig, region: Region, comm: Communicator, per_rank:
     size = config.group or per_rank * comm.place.local_size
     replicas = per_rank * comm.size
     sizes = sorted(set(comm.gather(size)))
-    check_groups(sizes, replicas, per_rank)
+    try:
+        check_groups(sizes, replicas, per_rank)
+    except ConfigError as error:  # every rank finds the same
+        raise AgreedError(error) from error
     spans = size > per_rank
     agreement = _make_mean(region, min(size, per_rank), make, fixed=fixed)
     near = comm.split(comm.rank * per_rank // size) if spans else SoloCommunicator()
