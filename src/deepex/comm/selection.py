@@ -110,11 +110,11 @@ def _met(place: Place, comm: Communicator) -> Place:
     return replace(comm.place, launcher=place.launcher)
 
 
-def device_name() -> str:
-    """What tells this rank's GPU from all others: ranks may each see one, and call it number 0."""
+def device_name(device: Any = None) -> str:
+    """What tells this rank's GPU, the current one by default, from all others: ranks may each see one, and call it number 0."""
     import torch
 
-    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device() if device is None else device).uuid)
 
 
 @contextmanager

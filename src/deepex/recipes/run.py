@@ -57,11 +57,11 @@ def train(
     try:
         with abort_on_failure(communicator, _say, lambda text: _log(path, communicator.rank, text)):
             try:
-                facts = started_with(config, device, resume=resume)
-                told = gather_same(communicator, facts, [str(out or _default_out(config)), _device_name(device)])
+                facts, own = started_with(config, device, resume=resume), pick_device(config.device, communicator.place.local_rank)
+                told = gather_same(communicator, facts, [str(out or _default_out(config)), _device_name(own)])
                 path = Path(told[0][0])
                 if device == "cuda":
-                    communicator.check_sums(torch.device(device))
+                    communicator.check_sums(own)
                 on_device = [row[1] for row in told].count(told[communicator.rank][1])
                 with ExitStack() as held:
                     return _train(config, communicator, path, held, ranks_on_device=on_device, resume=resume, watcher=watcher)
@@ -74,9 +74,9 @@ def train(
                 communicator.close()
 
 
-def _device_name(device: str) -> str:
+def _device_name(device: torch.device) -> str:
     """What tells a rank's accelerator, or its CPU, from those of the others."""
-    return device_name() if device == "cuda" else socket.gethostname()
+    return device_name(device) if device.type == "cuda" else socket.gethostname()
 
 
 def _train(
@@ -84,7 +84,6 @@ def _train(
 ) -> RunDirectory:
     run = RunDirectory(path)
     held.enter_context(tally.counting())  # what else the process reads is no part of the run
-    held.callback(_discard_empty, path, comm)
     if resume:
         together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))
     found = together(comm, lambda: _find_checkpoints(path, config, _say if comm.rank == 0 else _hush, resume=resume))
@@ -185,14 +184,18 @@ def _keep_reasons(state: dict[str, Any], begun: dict[str, Any]) -> None:
 
 
 def _hold(path: Path, held: ExitStack, comm: Communicator) -> None:
-    """Keep other jobs out of the run directory until `held` is closed."""
-    if comm.rank == 0:
-        held.enter_context(hold(path))
+    """Keep other jobs out of the run directory until `held` is closed; rank 0 does."""
+    if comm.rank > 0:
+        return
+    existed = path.exists()
+    held.enter_context(hold(path))
+    if not existed:
+        held.callback(_discard_empty, path)
 
 
-def _discard_empty(path: Path, comm: Communicator) -> None:
-    """Take away a directory in which no run has begun, so that nothing is left of a mistake."""
-    if comm.rank == 0 and not (path / "run.json").exists():
+def _discard_empty(path: Path) -> None:
+    """Take away a directory that we have made and in which no run has begun, so that nothing is left of a mistake."""
+    if not (path / "run.json").exists():
         with suppress(OSError):
             (path / ".lock").unlink()
             path.rmdir()
