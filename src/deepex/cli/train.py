@@ -35,10 +35,13 @@ def train(
     from deepex.comm.start import Start
 
     start = Start.begin(os.environ)  # MPI before all that may fail on one rank alone, and before PyTorch
-    config, train_run, watcher, _ = start.agree(
-        lambda: _prepared(recipe, resume, replicas, assignments, quiet or as_json), os.environ, same=lambda prepared: prepared[-1]
-    )
     target = Path(resume) if resume else out
+    prepared = start.agree(
+        lambda: _prepared(recipe, resume, replicas, assignments, target, quiet=quiet or as_json),
+        os.environ,
+        same=lambda made: made[-1],
+    )
+    config, train_run, watcher, _ = prepared
     run = train_run(config, out=target, resume=resume is not None, watcher=watcher)
     if as_json and start.place.rank == 0:
         from deepex.cli.show import summary
@@ -46,7 +49,15 @@ def train(
         sys.stdout.write(json_module.dumps(summary(run)) + "\n")
 
 
-def _prepared(recipe: str | None, resume: str | None, replicas: int | None, assignments: Sequence[str], quiet: bool) -> Any:
+def _prepared(
+    recipe: str | None,
+    resume: str | None,
+    replicas: int | None,
+    assignments: Sequence[str],
+    target: Path | str | None,
+    *,
+    quiet: bool,
+) -> Any:
     """The configuration, what trains it and watches, and what all ranks must have the same: what is loaded before they join."""
     sys.path.append(str(Path.cwd()))  # where `net=module:function` is looked up last: a random.py or torch.py there is not ours
     from deepex.machine.heap import keep_tensors
@@ -58,7 +69,7 @@ def _prepared(recipe: str | None, resume: str | None, replicas: int | None, assi
     from deepex.recipes.job import pick_device
     from deepex.recipes.same import started_with
 
-    facts = started_with(config, pick_device(config.device, 0).type, resume=resume is not None)
+    facts = started_with(config, pick_device(config.device, 0).type, resume=resume is not None, out=target)
     return config, train_run, make_watcher(config, quiet=quiet), facts
 
 
@@ -101,6 +112,7 @@ def _launch(ranks: int) -> int:
     They are told the terminal's width, or that there is none: what a launcher gives them may be a pipe where we have a terminal
     (MPICH), or a terminal where we have a log file (Open MPI).
     """
+    from deepex.comm.deadline import INTERRUPTED
     from deepex.comm.launch import launch
 
     if _started_ranks() > 1:
@@ -111,7 +123,7 @@ def _launch(ranks: int) -> int:
     if columns and code:
         sys.stdout.write(_SHOW_CURSOR)  # a rank that was killed could not
         sys.stdout.flush()
-    if code not in (0, 1, 2):  # not ours: a rank was killed, and the launcher tells how in one way or another
+    if code not in (0, 1, 2, INTERRUPTED):  # not ours: a rank was killed, and the launcher tells how in one way or another
         number = -code if code < 0 else code - 128 if code > 128 else code
         what = f"a rank was ended by signal {number}" if number <= 64 else "the ranks could not be started, or ended unexpectedly"
         sys.stderr.write(f"deepex: {what} (launcher's code {code}); a run that had begun continues with --resume RUN\n")

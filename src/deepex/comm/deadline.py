@@ -23,6 +23,8 @@ from deepex.comm.library import running_mpi
 from deepex.comm.place import Place, find_place
 from deepex.errors import DeepexError
 
+INTERRUPTED: Final = 130  # the exit code after Ctrl-C, which reaches all ranks
+
 TICK: Final = 0.25
 STAGGER: Final = 0.3  # between the ranks that give up: the first ends the others before they repeat its message
 
@@ -101,8 +103,8 @@ def fail(message: str, code: int, *, agreed: bool = False) -> NoReturn:
         place = Place()
     if place.rank > 0:
         sleep(0.5 + min(place.rank, 10) * 0.1)  # a launcher may end the others as soon as one has; let the lowest speak first
-    if place.rank == 0 or not agreed:
-        named = f"rank {place.rank} on {socket.gethostname()}: " if place.size > 1 and not agreed else ""
+    if place.rank == 0 or not (agreed or code == INTERRUPTED):
+        named = f"rank {place.rank} on {socket.gethostname()}: " if place.size > 1 and not (agreed or code == INTERRUPTED) else ""
         sys.stderr.write(f"deepex: {named}{message}\n")
         sys.stderr.flush()
         leave_code(code, os.environ)

@@ -27,7 +27,9 @@ from deepex.machine.mpi import find_mpiexec, identify, library_path
 
 _SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of prctl
 _LOOK_SECONDS: Final = 0.1
+_WATCH_SECONDS: Final = 1.0
 _END_SECONDS: Final = 2.0  # for mpiexec to end its ranks
+_LOST_SECONDS: Final = 10.0  # after the end of the last rank, until mpiexec must have noticed
 
 
 def launch(ranks: int, command: Sequence[str], environ: Mapping[str, str], *, joins: bool = False) -> int:
@@ -41,7 +43,7 @@ def launch(ranks: int, command: Sequence[str], environ: Mapping[str, str], *, jo
         folder = Path(name)
         code = _run(ranks, command, {**environ, FOLDER: name}, Joining(folder, ranks, deadline_seconds(environ)) if joins else None)
         failure = folder / CODE
-        return int(failure.read_text(encoding="ascii")) if code and failure.exists() else code
+        return int(failure.read_text(encoding="ascii")) if failure.exists() else code
 
 
 def leave_code(code: int, environ: Mapping[str, str]) -> None:
@@ -68,7 +70,7 @@ def _run(ranks: int, command: Sequence[str], environ: Mapping[str, str], joining
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
         stopped.append(number)
-        running = _ranks(process.pid, list(command))
+        running = {*_ranks(process.pid, list(command)), *(joining.processes() if joining is not None else ())}
         for rank in running:
             with suppress(ProcessLookupError):
                 os.kill(rank, number)
@@ -77,7 +79,9 @@ def _run(ranks: int, command: Sequence[str], environ: Mapping[str, str], joining
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        problem = _join(process, list(command), joining) if joining is not None else None
+        if joining is None:
+            return process.wait()
+        problem = _watch(process, list(command), joining)
         code = process.wait()
         if problem and not stopped:
             sys.stderr.write(f"deepex: {problem}\n")
@@ -88,25 +92,25 @@ def _run(ranks: int, command: Sequence[str], environ: Mapping[str, str], joining
             signal.signal(number, handler)
 
 
-def _join(process: subprocess.Popen[bytes], command: list[str], joining: Joining) -> str | None:
-    """Wait until the ranks are connected, or end; what kept them from it, if anything did. One that cannot come ends all."""
+def _watch(process: subprocess.Popen[bytes], command: list[str], joining: Joining) -> str:
+    """Wait for the end of a job; what was wrong with it, if no rank has said so. One that cannot begin is ended."""
+    lost = 0
     try:
-        while not joining.done():
-            joining.wait(_LOOK_SECONDS)
-            if process.poll() is not None:
-                return joining.sentence() if not joining.done() else None
-            problem = joining.problem(lambda: _ranks(process.pid, command))
-            if problem is not None:
-                _end(process, command)
-                return problem
+        while process.poll() is None:
+            begun = joining.done()
+            joining.wait(_WATCH_SECONDS if begun else _LOOK_SECONDS)
+            problem = None if begun else joining.problem(lambda: _ranks(process.pid, command))
+            lost = lost + 1 if joining.all_ended() else 0
+            if problem is not None or lost * _WATCH_SECONDS > _LOST_SECONDS:  # or mpiexec waits for nobody
+                _end(process, _ranks(process.pid, command) + joining.processes())
+                return problem or ""
+        return joining.sentence(process.returncode)
     finally:
         joining.close()
-    return None
 
 
-def _end(process: subprocess.Popen[bytes], command: list[str]) -> None:
+def _end(process: subprocess.Popen[bytes], ranks: list[int]) -> None:
     """End mpiexec and its ranks, whatever they wait for."""
-    ranks = _ranks(process.pid, command)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
@@ -126,6 +130,12 @@ def _dying_with(parent: int) -> Callable[[], None]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return arrange
+
+
+def end_with_parent(environ: Mapping[str, str]) -> None:
+    """Get SIGTERM when the process that started this rank dies, if our launcher did: mpiexec misses the death of a helper."""
+    if FOLDER in environ:
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _ranks(launcher: int, command: list[str]) -> list[int]:

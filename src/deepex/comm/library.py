@@ -81,7 +81,7 @@ def check_size(place: Place, seen: int) -> None:
             "mpi4py loaded is not the launcher's; start with srun --mpi=pmi2 for MPICH or --mpi=pmix for Open MPI, or name the "
             "site's library in MPI4PY_LIBMPI"
         )
-        error.agreed = seen == 1  # each rank is alone, and finds the same
+        error.agreed = seen == 1 and place.launcher != "torchrun"  # each rank is alone, and finds the same
         raise error
 
 

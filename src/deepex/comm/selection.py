@@ -4,6 +4,7 @@ comm = connect("auto", device="cuda", environ=os.environ)
 choose("auto", place=place, device="cpu").reason     # "4 ranks on CPUs: the machine's MPI"
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,7 @@ def connect(kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, st
         with deadline("the communicator", place, environ), _ending_all(place):
             comm = _connect(kind, first, place, device, environ)
     note(environ, "connected", place.rank)
+    atexit.register(note, environ, "ended", place.rank)  # which a rank that is killed, or leaves in the middle, does not come to
     return comm
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from deepex.comm.deadline import STAGGER, TICK, deadline, give_up, remedy
 from deepex.comm.joining import deadline_seconds, note
+from deepex.comm.launch import end_with_parent
 from deepex.comm.library import check_size, start_mpi
 from deepex.comm.place import Place, find_place
 from deepex.comm.same import as_texts, difference
@@ -40,7 +41,9 @@ class Start:
         """Start MPI if this rank is one of several that MPI joins. Collective then."""
         place = find_place(environ)
         note(environ, "started", place.rank)
-        if place.size == 1 or place.launcher in WITHOUT_MPI or "MASTER_ADDR" in environ:  # which may be all that joins them
+        end_with_parent(environ)
+        by_address = place.launcher == "slurm" and "MASTER_ADDR" in environ  # srun may join them by that alone
+        if place.size == 1 or place.launcher in WITHOUT_MPI or by_address:
             return cls(place)
         with deadline("MPI to start", place, environ):
             mpi = start_mpi()

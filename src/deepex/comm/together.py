@@ -38,9 +38,10 @@ def together(comm: "Communicator", work: Callable[[], T]) -> T:
         result.append(work())
     except errors.DeepexError as error:
         found = error
-    messages = comm.gather(None if found is None else [type(found).__name__, str(found)])
-    for kind, message in filter(None, messages):
-        raise AgreedError(rebuilt(kind, message))
+    told = comm.gather(None if found is None else [type(found).__name__, str(found), socket.gethostname()])
+    for rank, (kind, message, host) in ((rank, one) for rank, one in enumerate(told) if one is not None):
+        alike = all(one is not None and one[:2] == [kind, message] for one in told)
+        raise AgreedError(rebuilt(kind, message if alike else f"rank {rank} on {host}: {message}"))
     return result[0]
 
 

@@ -26,7 +26,7 @@ from torch import nn
 
 from deepex.comm import Communicator
 from deepex.engine.arena import Arena
-from deepex.engine.tensors import read_into, write
+from deepex.engine.tensors import SizeError, read_into, write
 from deepex.errors import ConfigError, DamagedError, RunError
 from deepex.record.files import read_json, write_json
 from deepex.record.table import check_types
@@ -197,6 +197,20 @@ def _problems_of_first(header: dict[str, Any]) -> Iterator[str]:
         yield f"it has no {missing[0]!r}"
     if unknown := sorted({*header} - wanted - _LATER):
         yield f"it has {unknown[0]!r}, which nobody wrote"
+    if header.get("momentum") not in ("local", "shared"):
+        yield f"its 'momentum' is {header.get('momentum')!r}, neither 'local' nor 'shared'"
+    if not _is_count(header.get("crc32")):
+        yield f"its 'crc32' is {header.get('crc32')!r}, not a checksum"
+    shared, own, momenta = (header.get(key) for key in ("shared_crc32", "own_crc32", "momenta_crc32"))
+    if not (shared is None or (isinstance(shared, dict) and all(map(_is_count, shared.values())))):
+        yield f"its 'shared_crc32' is {shared!r}, not a table of checksums"
+    lists = [*(own.values() if isinstance(own, dict) else [own] if own else []), *([momenta] if momenta is not None else [])]
+    if not all(isinstance(one, list) and len(one) == header.get("replicas") and all(map(_is_count, one)) for one in lists):
+        yield "its checksums of what each replica has are not one for each"
+    layout = header.get("layout")
+    slots = [layout.get(region) for region in ("weights", "frozen", "buffers")] if isinstance(layout, dict) else [None]
+    if not all(isinstance(one, list) and all(map(_is_slot, one)) for one in slots):
+        yield "its 'layout' is not what was written"
 
 
 def _problems_of_position(header: dict[str, Any]) -> Iterator[str]:
@@ -216,6 +230,14 @@ def _problems_of_position(header: dict[str, Any]) -> Iterator[str]:
     for key in ("layout", "rule", "own_crc32"):
         if not isinstance(header.get(key, {}), dict):
             yield f"its {key!r} is not a table"
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST
+
+
+def _is_slot(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 4 and isinstance(value[0], str)
 
 
 def _is_number(value: object) -> bool:
@@ -301,7 +323,14 @@ def _read(checkpoint: Checkpoint, path: Path, name: str, target: torch.Tensor, e
         )
     try:
         found = read_into(path, name, target)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        kind = DamagedError if isinstance(error, FileNotFoundError) else RunError  # what passes is no damage
+        raise kind(f"checkpoint file {path} cannot be read: {error.strerror}; see that it can, and resume again") from error
+    except SizeError as error:
+        if error.checksum == expected:
+            raise RunError(f"checkpoint file {path} is of another run: {error}; resume with the run's own settings") from error
+        raise DamagedError(f"checkpoint file {path} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"checkpoint file {path} cannot be read: {error}") from error
     if expected is not None and found != expected:
         raise DamagedError(f"checkpoint {path} is damaged: the checksum of {name} does not match")

@@ -36,6 +36,14 @@ _ALIGNED: Final = 8
 _LONGEST_HEADER: Final = 100 << 20  # as the library has it
 
 
+class SizeError(ValueError):
+    """A tensor of another size than is wanted; `checksum` is of what is there."""
+
+    def __init__(self, message: str, checksum: int) -> None:
+        super().__init__(message)
+        self.checksum = checksum
+
+
 def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Write the tensors, atomically, and give the checksum of each."""
     checksums: dict[str, int] = {}
@@ -62,9 +70,9 @@ def read_into(path: Path, name: str, target: torch.Tensor) -> int:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         begin, end = json.loads(file.read(min(length, _LONGEST_HEADER)))[name]["data_offsets"]
-        if end - begin != target.nbytes:
-            raise ValueError(f"{name} has {end - begin} bytes and not {target.nbytes}")
         file.seek(8 + length + begin)
+        if end - begin != target.nbytes:
+            raise SizeError(f"{name} has {end - begin} bytes and not {target.nbytes}", zlib.crc32(file.read(end - begin)))
         return _read(file, target)
 
 

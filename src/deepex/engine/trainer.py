@@ -26,7 +26,7 @@ from deepex.engine.learner import Learner
 from deepex.engine.stop import StopPoll, StopSignals
 from deepex.engine.usage import UsageWatch
 from deepex.engine.watch import Watcher
-from deepex.errors import DivergedError
+from deepex.errors import DamagedError, DivergedError
 from deepex.machine.sampling.usage import LENGTH, usage_of
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
 from deepex.record.clock import PhaseClock
@@ -75,7 +75,10 @@ class Trainer:
         learner.rule.restore(checkpoint.header.get("rule", {}))
         position = checkpoint.position
         if position.apart and learner.strategy.drift is not None:
-            learner.strategy.drift.restore(round(position.apart[0]), position.apart[1:])
+            try:
+                learner.strategy.drift.restore(round(position.apart[0]), position.apart[1:])
+            except RuntimeError as error:  # of another length
+                raise DamagedError(f"checkpoint {checkpoint.path} is damaged: its 'apart' is {position.apart}") from error
         return position
 
     def begin(self, *, resumed: bool) -> None:

@@ -57,7 +57,10 @@ def train(
     try:
         with abort_on_failure(communicator, _say, lambda text: _log(path, communicator.rank, text)):
             try:
-                facts, own = started_with(config, device, resume=resume), pick_device(config.device, communicator.place.local_rank)
+                facts, own = (
+                    started_with(config, device, resume=resume, out=out),
+                    pick_device(config.device, communicator.place.local_rank),
+                )
                 told = gather_same(communicator, facts, [str(out or _default_out(config)), _device_name(own)])
                 path = Path(told[0][0])
                 if device == "cuda":
@@ -196,8 +199,13 @@ def _hold(path: Path, held: ExitStack, comm: Communicator) -> None:
 def _discard_empty(path: Path) -> None:
     """Take away a directory that we have made and in which no run has begun, so that nothing is left of a mistake."""
     if not (path / "run.json").exists():
+        for part in (
+            path / "checkpoints",
+            *path.glob("*"),
+        ):  # of a disk that filled up, say
+            with suppress(OSError):
+                part.rmdir() if part.is_dir() else part.unlink()
         with suppress(OSError):
-            (path / ".lock").unlink()
             path.rmdir()
 
 

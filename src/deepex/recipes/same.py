@@ -5,6 +5,7 @@ their node. Left out is what may differ: the threads of a rank, and the path of 
 """
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,12 +18,13 @@ from deepex.record.table import to_table
 _MAY_DIFFER: Final = ("threads", "data")
 
 
-def started_with(config: RunConfig, device: str, *, resume: bool) -> dict[str, Any]:
+def started_with(config: RunConfig, device: str, *, resume: bool, out: Path | str | None) -> dict[str, Any]:
     """What a rank was started with, by key."""
     return {
         "the version of deepex": attempt(lambda: version("deepex")),  # None, where it is not installed
         "the version of torch": torch.__version__,
         "--resume": resume,
+        "the run directory": None if out is None else str(Path(out).resolve()),
         "the device": device,
         **_settings(config),
     }
