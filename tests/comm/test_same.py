@@ -44,6 +44,14 @@ def test_another_setting_on_one_rank_is_told_once(setting: str, said: str, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+def test_another_run_directory_on_one_rank_is_told(make_data: Callable[[int], Path], tmp_path: Path) -> None:
+    script = EMBEDDED.replace("out=sys.argv[5]", "out=sys.argv[5] + str(rank)")
+    done = run_ranks(2, "-c", script, str(make_data(64)), str(make_data(64)), "1", "1", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the ranks do not run the same: the run directory is ") == 2
+    assert not list(tmp_path.glob("run*"))
+
+
 def test_ranks_may_have_different_numbers_of_threads(tmp_path: Path) -> None:
     """As on nodes of different sizes; the record tells them."""
     done = train("threads=2", tmp_path / "run")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepex.comm.launch import launcher_prefix
+from deepex.record.run import hold, is_held
 from tests.comm.faults import with_fault
 from tests.mpi import HANGS, ROOT, own_lines, rank_environ, run_ranks
 
@@ -176,6 +177,52 @@ def test_a_wrong_sum_on_one_rank_is_an_error_and_never_a_wrong_weight(kind: str,
     assert "connected" not in ended.stdout
     (line,) = own_lines(ended.stderr)
     assert re.search(r"rank 1 on .*: cannot join the others: a sum of \d+ known numbers over 2 ranks came out wrong", line)
+
+
+# Ranks that leave in the middle
+
+LEAVING = """
+import os, sys
+from deepex.comm import connect
+comm = connect("mpi")
+comm.barrier()
+if comm.rank == 1:
+    {leaves}
+comm.barrier()
+"""
+
+
+@pytest.mark.parametrize("leaves", ["os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_rank_that_leaves_in_the_middle_fails_the_job_whatever_its_code(leaves: str, tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(LEAVING.replace("{leaves}", leaves))
+    ended = end_of([sys.executable, "-m", "deepex.comm.on_ranks", "2", "leaving"], PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 1, ended.stderr
+    (line,) = own_lines(ended.stderr)
+    assert re.search(r"rank (0 or )?1 on .* ended in the middle, and did not say why", line)
+
+
+NO_DESCRIPTORS = """
+import os
+def pidfd_open(*_):
+    raise OSError(38, "Function not implemented")
+os.pidfd_open = pidfd_open
+"""
+
+
+def test_a_system_without_descriptors_of_processes_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_DESCRIPTORS)
+    done = start("ours", *TRAIN, "--out", str(tmp_path / "run"), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert not own_lines(done.stderr)
+
+
+def test_a_job_that_is_refused_leaves_the_others_directory_alone(tmp_path: Path) -> None:
+    """Another job holds it, and has not written its run yet."""
+    with hold(tmp_path / "run"):
+        ended = end_of([*DEEPEX, *TRAIN, "--out", str(tmp_path / "run")])
+        assert ended.returncode == 2
+        assert "is being written by process" in ended.stderr
+        assert is_held(tmp_path / "run")
 
 
 # What launched the ranks is killed

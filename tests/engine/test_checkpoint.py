@@ -1,6 +1,7 @@
 """Nothing is lost: a run that is killed at any moment continues, exactly."""
 
 import dataclasses
+import errno
 import json
 import multiprocessing
 import os
@@ -712,6 +713,66 @@ def test_a_checkpoint_of_the_first_schema_is_read(trained: tuple[RunConfig, Path
     for path in (run, tmp_path / "old"):
         deepex.train(_more(config), SoloCommunicator(), out=path, resume=True)
     assert weights(tmp_path / "old") == weights(run)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"momentum": "locel"},
+        {"crc32": None},
+        {"layout": {}},
+        {"layout": {"weights": [1], "frozen": [], "buffers": []}},
+        {"shared_crc32": [1]},
+        {"own_crc32": {"momentum": 5}},
+        {"own_crc32": {"momentum": [1, 2, 3]}},
+        {"replicas": 3},
+        {"sums": [1.0]},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_header_of_the_first_schema_is_read_as_it_was_written(
+    trained: tuple[RunConfig, Path], changes: dict[str, object]
+) -> None:
+    config, run = trained
+    header = next((run / "checkpoints").glob("*.json"))
+    table = json.loads(header.read_text())
+    del table["sha256"]
+    old = {**table, "schema": 1, "crc32": table["crc32"]["arena"], "shared_crc32": {}, "own_crc32": {"momentum": [0]}}
+    header.write_text(json.dumps({**old, **changes}))
+    with pytest.raises(DamagedError):
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+
+
+def test_another_way_to_keep_momentum_is_no_damage(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each replica keeps has another size then; the checkpoint is whole and stays."""
+    config = RunConfig(
+        net="tests.networks:normed", data=str(make_data(192)), batch=8, epochs=2, replicas=2, validate="none",
+        sync=SyncConfig(strategy="streaming", period=2, momentum="average"),
+    )  # fmt: skip
+    _stop_after_syncs(monkeypatch, 3)
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    monkeypatch.undo()
+    before = sorted(path.name for path in run.checkpoints.iterdir())
+    other = dataclasses.replace(config, sync=dataclasses.replace(config.sync, momentum="reset"))
+    with pytest.raises(RunError, match="resume with the run's own settings") as caught:
+        deepex.train(other, SoloCommunicator(), out=run.path, resume=True)
+    assert not isinstance(caught.value, DamagedError)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == before
+
+
+def test_a_read_that_fails_in_passing_is_no_damage(trained: tuple[RunConfig, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    config, run = trained
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(checkpoints, "read_into", fails)
+    with pytest.raises(RunError, match="cannot be read: Too many open files; see that it can, and resume again") as caught:
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+    assert not isinstance(caught.value, DamagedError)
+    monkeypatch.undo()
+    assert len(deepex.train(_more(config), SoloCommunicator(), out=run, resume=True).epochs()) == 2
 
 
 def test_a_header_whose_floats_are_not_numbers_is_found(trained: tuple[RunConfig, Path]) -> None:
