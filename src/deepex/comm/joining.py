@@ -140,7 +140,8 @@ class Joining:
         how = "ended at once, or never began," if absent else "ended"
         when = "in the middle" if self.done() else f"before the {self._ranks} ranks had found each other"
         by = f" (the launcher's code is {code})" if code else ""
-        return f"{named} on {socket.gethostname()} {how} {when}, and did not say why{by}"
+        remedy = "; a run that had begun continues with --resume RUN" if self.done() else ""
+        return f"{named} on {socket.gethostname()} {how} {when}, and did not say why{by}{remedy}"
 
     def told(self) -> bool:
         """Whether a rank has said why the job fails."""
