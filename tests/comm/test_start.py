@@ -175,8 +175,8 @@ def test_a_wrong_sum_on_one_rank_is_an_error_and_never_a_wrong_weight(kind: str,
     ended = run_ranks(2, "-c", BROKEN.format(kind=kind, module=module, name=name, least=least))
     assert ended.returncode == 1
     assert "connected" not in ended.stdout
-    (line,) = own_lines(ended.stderr)
-    assert re.search(r"rank 1 on .*: cannot join the others: a sum of \d+ known numbers over 2 ranks came out wrong", line)
+    said = r"rank 1 on .*: cannot join the others: a sum of \d+ known numbers over 2 ranks came out wrong"
+    assert any(re.search(said, line) for line in own_lines(ended.stderr)), ended.stderr  # gloo's other rank loses the connection
 
 
 # Ranks that leave in the middle
