@@ -26,7 +26,7 @@ from deepex.errors import CommError, ConfigError
 from deepex.machine.mpi import find_mpiexec, identify, library_path
 
 _SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of prctl
-_LOOK_SECONDS: Final = 0.1
+_LOOK_SECONDS: Final = 0.05
 _WATCH_SECONDS: Final = 1.0
 _END_SECONDS: Final = 2.0  # for mpiexec to end its ranks
 _LOST_SECONDS: Final = 10.0  # after the end of the last rank, until mpiexec must have noticed
@@ -94,14 +94,14 @@ def _run(ranks: int, command: Sequence[str], environ: Mapping[str, str], joining
 
 def _watch(process: subprocess.Popen[bytes], command: list[str], joining: Joining) -> str:
     """Wait for the end of a job; what was wrong with it, if no rank has said so. One that cannot begin is ended."""
-    lost = 0
+    lost = 0.0  # seconds since the last rank ended
     try:
         while process.poll() is None:
-            begun = joining.done()
-            joining.wait(_WATCH_SECONDS if begun else _LOOK_SECONDS)
+            begun, ended = joining.done(), joining.all_ended()
+            joining.wait(_WATCH_SECONDS if begun and not ended else _LOOK_SECONDS)
             problem = None if begun else joining.problem(lambda: _ranks(process.pid, command))
-            lost = lost + 1 if joining.all_ended() else 0
-            if problem is not None or lost * _WATCH_SECONDS > _LOST_SECONDS:  # or mpiexec waits for nobody
+            lost = lost + _LOOK_SECONDS if ended else 0.0
+            if problem is not None or lost > _LOST_SECONDS:  # or mpiexec waits for nobody
                 _end(process, _ranks(process.pid, command) + joining.processes())
                 return problem or ""
         return joining.sentence(process.returncode)
