@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from deepex.comm.base import own_zeros
 from deepex.comm.solo import SoloCommunicator
+from deepex.comm.together import AgreedError
 from deepex.errors import ConfigError
 from deepex.sync import Region, SyncConfig
 from deepex.sync.outer import make_outer, muon_flops, orthogonal
@@ -217,7 +218,7 @@ def test_what_does_not_go_together(keys: dict[str, Any], match: str) -> None:
 
 
 def test_groups_must_fit() -> None:
-    with pytest.raises(ConfigError, match=r"sync\.group is 3, but there are 8 replicas"):
+    with pytest.raises(AgreedError, match=r"sync\.group is 3, but there are 8 replicas"):
         train(Problem(replicas=8), SyncConfig(strategy="hierarchical", group=3))
 
 
