@@ -15,7 +15,7 @@ from deepex.engine.config import RunConfig
 from deepex.engine.watch import Watcher
 from deepex.errors import ConfigError
 from deepex.machine.storage import describe_file_system
-from deepex.recipes.run import resumed_config
+from deepex.recipes.resume import resumed_config
 from deepex.record import COMPUTE, PHASES, RunDirectory
 from deepex.sync import SyncConfig
 from tests.mpi import run_deepex

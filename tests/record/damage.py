@@ -32,7 +32,7 @@ from deepex.engine.checkpoint import usable
 from deepex.errors import DataError, DeepexError, RunError
 from deepex.machine.sampling.series import Series
 from deepex.recipes.job import SAMPLES
-from deepex.recipes.run import resumed_config
+from deepex.recipes.resume import resumed_config
 from deepex.record import RunDirectory, StudyDirectory
 from deepex.record.table import dump_toml
 from deepex.report import make_report

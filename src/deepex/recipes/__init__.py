@@ -10,7 +10,8 @@ from typing import Any, Final
 from deepex.engine.config import RunConfig
 from deepex.errors import ConfigError, UnknownName
 from deepex.recipes.pictures import cifar10, fashion, fashion_cvae, fashion_resnet, imagenet, mnist
-from deepex.recipes.run import resumed_config, train
+from deepex.recipes.resume import resumed_config
+from deepex.recipes.run import train
 from deepex.recipes.science import atomai, atomai_small, pf, pf_small
 from deepex.record.table import from_table, load_toml, set_values, to_table
 

@@ -3,8 +3,7 @@
 import dataclasses
 import os
 import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -24,16 +23,17 @@ from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
 from deepex.engine.trainer import Outcome, Trainer
 from deepex.engine.watch import Watcher
-from deepex.errors import DamagedError, DataError, DeepexError, RunError
+from deepex.errors import DataError, DeepexError
 from deepex.machine.cache import keep_compiled
 from deepex.machine.hardware import describe_cpu
 from deepex.machine.heap import give_back_heap, keep_heap
 from deepex.recipes.job import agree_on_placement, choices, decide_layout, make_job, pick_device
+from deepex.recipes.resume import absolute, as_begun, find_checkpoints, keep_reasons, load, say, step_begun
 from deepex.recipes.same import started_with
 from deepex.record import EpochRecord, RunDirectory
 from deepex.record.files import write_text
-from deepex.record.run import hold, refuse_existing_run
-from deepex.record.table import dump_toml, from_table, to_table
+from deepex.record.run import hold
+from deepex.record.table import dump_toml, to_table
 
 
 def train(
@@ -55,7 +55,7 @@ def train(
     communicator = connect(config.comm, device=device) if comm is None else as_communicator(comm)
     path: Path | None = None
     try:
-        with abort_on_failure(communicator, _say, lambda text: _log(path, communicator.rank, text)):
+        with abort_on_failure(communicator, say, lambda text: _log(path, communicator.rank, text)):
             try:
                 facts, own = (
                     started_with(config, device, resume=resume, out=out),
@@ -89,12 +89,12 @@ def _train(
     held.enter_context(tally.counting())  # what else the process reads is no part of the run
     if resume:
         together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))
-    found = together(comm, lambda: _find_checkpoints(path, config, _say if comm.rank == 0 else _hush, resume=resume))
+    found = together(comm, lambda: find_checkpoints(path, config, comm, resume=resume))
     if resume:
-        config = together(comm, lambda: _as_begun(config, run))
+        config = together(comm, lambda: as_begun(config, run))
     job = together(comm, lambda: make_job(config, comm, ranks_on_device=ranks_on_device))
     if resume:
-        job = dataclasses.replace(job, begun=together(comm, lambda: _step_begun(job, run)))
+        job = dataclasses.replace(job, begun=together(comm, lambda: step_begun(job, run)))
     together(comm, lambda: _verify(job, comm))
     job = agree_on_placement(job, comm, checkpoint=found[0].path.name if found else None)
     threads = config.threads or (
@@ -108,7 +108,7 @@ def _train(
         began = perf_counter()
         trainer = Trainer(job, comm, run, watcher)
         try:
-            position = _load(trainer, found, path, job, comm, resume=resume)
+            position = load(trainer, found, path, job, comm, resume=resume)
             job = trainer.learner.job  # which may have settled `sync = auto` by times
             state = choices(job, comm, comm_reason=comm.reason, layout_reason=layout_reason, threads=threads) | {"heap": heap}
             state |= _setup(trainer, comm, perf_counter() - began) | _threads_by_rank(comm, threads)
@@ -129,31 +129,6 @@ def _train(
             watcher.ended(outcome.status, outcome.reason)
         comm.barrier()
     return run
-
-
-def _load(
-    trainer: Trainer, found: list[checkpoints.Checkpoint], path: Path, job: Job, comm: Communicator, *, resume: bool
-) -> checkpoints.Position:
-    """Take over the newest checkpoint that is whole, or the initial weights; every rank takes the same. Collective."""
-    trainer.prepare(resuming=bool(found))
-    for index, checkpoint in enumerate(found):
-        together(comm, lambda at=checkpoint: _check_going_on(path, job, at))  # type: ignore[misc] # bound now
-        try:
-            position = together(comm, lambda at=checkpoint: trainer.restore(at))  # type: ignore[misc] # as above
-        except AgreedError as refused:
-            if not isinstance(refused.error, DamagedError) or index + 1 == len(found):
-                raise
-            if comm.rank == 0:
-                _say(f"{refused.error}; going on from the checkpoint before, {found[index + 1].path.name}")
-            continue
-        if comm.rank == 0:
-            checkpoints.set_aside(path / "checkpoints", checkpoint)
-        trainer.begin(resumed=True)
-        return position
-    if resume:
-        together(comm, lambda: _check_going_on(path, job, None))
-    trainer.begin(resumed=False)
-    return checkpoints.Position()
 
 
 def _setup(trainer: Trainer, comm: Communicator, seconds: float) -> dict[str, Any]:
@@ -178,14 +153,6 @@ def _threads_by_rank(comm: Communicator, threads: int) -> dict[str, list[int]]:
     return {"threads_by_rank": told} if len({*told}) > 1 else {}
 
 
-def _keep_reasons(state: dict[str, Any], begun: dict[str, Any]) -> None:
-    """Where a run that goes on has what it began with, the reason is that of the beginning."""
-    for name in ("layout", "sync"):
-        old = begun.get(name, {})
-        if {**old, "reason": ""} == {**state[name], "reason": ""}:
-            state[name] = old
-
-
 def _hold(path: Path, held: ExitStack, comm: Communicator) -> None:
     """Keep other jobs out of the run directory until `held` is closed; rank 0 does."""
     if comm.rank > 0:
@@ -197,91 +164,19 @@ def _hold(path: Path, held: ExitStack, comm: Communicator) -> None:
 
 
 def _discard_empty(path: Path) -> None:
-    """Take away a directory that we have made and in which no run has begun, so that nothing is left of a mistake."""
-    if not (path / "run.json").exists():
-        for part in (
-            path / "checkpoints",
-            *path.glob("*"),
-        ):  # of a disk that filled up, say
-            with suppress(OSError):
-                part.rmdir() if part.is_dir() else part.unlink()
-        with suppress(OSError):
-            path.rmdir()
+    """Take away a directory that we have made and in which no run has begun, so that nothing is left of a mistake.
 
-
-def _find_checkpoints(path: Path, config: RunConfig, say: Callable[[str], None], *, resume: bool) -> list[checkpoints.Checkpoint]:
-    """The checkpoints that a run may go on from, the newest first; none for a new one."""
-    if not resume:
-        refuse_existing_run(path)
-        return []
-    run = RunDirectory.open(path)
-    if config.replicas not in (0, run.state["replicas"]):
-        raise RunError(f"{path} was trained with {run.state['replicas']} replicas; it cannot go on with {config.replicas}")
-    found = checkpoints.usable(path / "checkpoints", say)
-    _check_position(path, config, found[0] if found else None)
-    return found
-
-
-def _check_position(path: Path, config: RunConfig, checkpoint: checkpoints.Checkpoint | None) -> None:
-    """Refuse a configuration that does not go on where the checkpoint is."""
-    run = RunDirectory.open(path)
-    _check_epochs(path, config, checkpoint)
-    for key in ("batch", "seed", "samples") if _is_within_epoch(checkpoint) else ():
-        if (begun := run.config.get(key, 0)) != getattr(config, key):
-            raise RunError(
-                f"{path} stopped in the middle of an epoch, whose other samples are told by the {key} {begun}; it cannot "
-                f"go on with {getattr(config, key)}: resume it without, to the end of the epoch at least, or begin a new run"
-            )
-
-
-def _check_going_on(path: Path, job: Job, checkpoint: checkpoints.Checkpoint | None) -> None:
-    _check_position(path, job.config, checkpoint)
-    _check_dataset(path, job, checkpoint)
-
-
-def _as_begun(config: RunConfig, run: RunDirectory) -> RunConfig:
-    """Take what is left to us as the run has it: replicas, and the layout, which a trial might choose differently this time."""
-    replicas = config.replicas or run.state["replicas"]
-    layout = run.config["layout"] if config.layout == "auto" else config.layout
-    return dataclasses.replace(config, replicas=replicas, layout=layout)
-
-
-def _step_begun(job: Job, run: RunDirectory) -> str:
-    """How the run's steps were run before, if on such a device."""
-    return str(run.state.get("step", {}).get("kind", "")) if run.state.get("device") == job.device.type else ""
-
-
-def _check_epochs(path: Path, config: RunConfig, checkpoint: checkpoints.Checkpoint | None) -> None:
-    done = checkpoint.position if checkpoint is not None else checkpoints.Position()
-    if (done.epoch, done.step) > (config.epochs, 0):
-        least = done.epoch + (done.step > 0)
-        more = " and a part of the next" if done.step else ""
-        raise RunError(
-            f"{path} has done {done.epoch} epochs{more}, and epochs is {config.epochs}: set it to {least} at least, or begin "
-            "a new run"
-        )
-
-
-def _is_within_epoch(checkpoint: checkpoints.Checkpoint | None) -> bool:
-    return checkpoint is not None and checkpoint.position.step > 0
-
-
-def _check_dataset(path: Path, job: Job, checkpoint: checkpoints.Checkpoint | None) -> None:
-    """See that a run goes on with what it began with, unless it is told to take something else from the next epoch on."""
-    run = RunDirectory.open(path)
-    began = run.state.get("dataset", {}).get("digest")
-    if began in (None, job.dataset.manifest.digest):
+    A disk that fills up may have left some of what is there before `run.json`.
+    """
+    if any((path / name).exists() for name in ("run.json", "epochs.jsonl")):
         return
-    if _is_within_epoch(checkpoint):
-        raise RunError(
-            f"{path} stopped in the middle of an epoch on another dataset than is in {job.config.data}; resume it on that one, to "
-            "the end of the epoch at least, or begin a new run"
-        )
-    if run.config["data"] == _absolute(job.config.data):
-        raise RunError(
-            f"{path} was trained on another dataset than is in {job.config.data} now, so that its parts may be mixed; restore the "
-            "dataset, begin a new run, or say with --set data=DIR that it shall go on with another one"
-        )
+    with suppress(OSError):
+        (path / "checkpoints").rmdir()
+    for part in (path / "config.toml", path / "machine.json", path / ".lock", *path.glob(".*.part")):
+        with suppress(OSError):
+            part.unlink()
+    with suppress(OSError):
+        path.rmdir()
 
 
 def _verify(job: Job, comm: Communicator) -> None:
@@ -302,7 +197,7 @@ def _note_start(
     if resumed is None:
         RunDirectory.create(run.path, _table(job), machines, state)
         return
-    _keep_reasons(state, run.state)
+    keep_reasons(state, run.state)
     write_text(run.path / "config.toml", dump_toml(_table(job)))
     run.set_state(status="running", reason="", resumed=[*run.state.get("resumed", []), state["ranks"]], **state)
     run.forget_after(resumed.epoch)
@@ -310,7 +205,7 @@ def _note_start(
 
 def _table(job: Job) -> dict[str, Any]:
     """The configuration with which the run can be repeated."""
-    return to_table(dataclasses.replace(job.config, replicas=job.replicas, data=_absolute(job.config.data)))
+    return to_table(dataclasses.replace(job.config, replicas=job.replicas, data=absolute(job.config.data)))
 
 
 def _finish(trainer: Trainer, job: Job, comm: Communicator, run: RunDirectory, outcome: Outcome) -> None:
@@ -389,25 +284,7 @@ def _default_out(config: RunConfig) -> Path:
     return Path("runs") / f"{config.net.replace(':', '-')}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
-def _absolute(data: str) -> str:
-    return data if data.startswith("sample:") else str(Path(data).resolve())
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"deepex: {message}\n")
-    sys.stderr.flush()
-
-
-def _hush(_message: str) -> None:
-    return
-
-
 def _log(path: Path | None, rank: int, text: str) -> None:
     with suppress(OSError):
         if path is not None and path.is_dir():
             (path / f"failure-rank{rank}.txt").write_text(text, encoding="utf-8")
-
-
-def resumed_config(path: Path, changes: dict[str, Any]) -> RunConfig:
-    """The configuration of the run in `path`, with `changes` to its table."""
-    return from_table(RunConfig, {**RunDirectory.open(path).config, **changes})
