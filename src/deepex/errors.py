@@ -19,6 +19,9 @@ deepex.errors.UnknownName: unknown network 'resnt18'; did you mean resnet18? The
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Final
+
+INTERRUPTED: Final = 130  # the exit code after Ctrl-C, which reaches all ranks
 
 
 class DeepexError(Exception):

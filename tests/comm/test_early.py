@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +19,14 @@ try:
     __import__(name) if how == "import" else runpy.run_module(name, run_name="__main__", alter_sys=True)
 except SystemExit as ended:
     assert not ended.code
-print("ORDER", json.dumps([name for name in sys.modules if name in ("mpi4py.MPI", "torch")]), flush=True)
+print(f"ORDER {json.dumps([name for name in sys.modules if name in ('mpi4py.MPI', 'torch')])} END", flush=True)
 """
 BENCHMARKS = ("one_sync", "memory", "two_ranks", "feed_memory", "sync_peers")
 
 
 def orders(stdout: str) -> list[list[str]]:
-    return [json.loads(line.removeprefix("ORDER ")) for line in stdout.splitlines() if line.startswith("ORDER ")]
+    """What each rank printed: in one piece, but perhaps on one line with another's."""
+    return [json.loads(text) for text in re.findall("ORDER (.*?) END", stdout)]
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_the_same_data_in_another_place_is_the_same(make_data: Callable[[int], P
     """As on disks of the nodes' own."""
     (tmp_path / "copy").symlink_to(make_data(64))
     done = run_ranks(2, "-c", EMBEDDED, str(make_data(64)), str(tmp_path / "copy"), "1", "1", str(tmp_path / "run"))
-    assert done.stdout.split() == ["trained", "trained"], done.stderr
+    assert done.stdout.count("trained") == 2, done.stderr  # the lines of two ranks may come as one
 
 
 EMBEDDED = """

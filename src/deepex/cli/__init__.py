@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from deepex.cli.output import checked
-from deepex.errors import DeepexError
+from deepex.errors import INTERRUPTED, DeepexError
 
 app = typer.Typer(
     name="deepex",
@@ -28,7 +28,6 @@ _Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration key, e.g. sync.period=16; may be repeated."),
 ]
-_INTERRUPTED = 130
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -202,7 +201,7 @@ def main() -> None:
     except DeepexError as error:
         _fail(str(error), error.exit_code, agreed=error.agreed)
     except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted", _INTERRUPTED)
+        _fail("interrupted", INTERRUPTED)
     except Exception as error:
         message = getattr(error, "format_message", None)  # a usage error of the command line itself
         if message is not None:
@@ -210,8 +209,8 @@ def main() -> None:
         if "DEEPEX_DEBUG" in os.environ:
             raise
         _fail(f"unexpected {type(error).__name__}: {error}; DEEPEX_DEBUG=1 shows where, please report it", 1)
-    if code == _INTERRUPTED:  # typer has turned the interrupt into this code
-        _fail("interrupted", _INTERRUPTED)
+    if code == INTERRUPTED:  # typer has turned the interrupt into this code
+        _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

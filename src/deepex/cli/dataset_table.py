@@ -6,10 +6,9 @@ print_dataset(Path("packed/fashion"), dataset.manifest, look(dataset))
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from deepex.cli.output import make_console
 from deepex.data.manifest import Manifest
 from deepex.data.overview import Overview
 
@@ -31,8 +30,8 @@ def print_dataset(directory: Path, manifest: Manifest, overview: Overview | None
     }
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():
-        table.add_row(Text(key), Text(value))  # as text: a name may contain what rich takes for markup
-    Console().print(table)
+        table.add_row(key, value)
+    make_console().print(table)
 
 
 def _brief(value: object) -> str:

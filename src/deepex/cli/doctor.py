@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deepex.cli.output import make_console
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -121,11 +123,10 @@ def _choices(facts: Facts, plan: Facts, place: "Place") -> Facts:
 
 
 def _show(facts: Facts) -> None:
-    from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = make_console()
     for title, rows in (("This machine", _machine_rows(facts)), ("What DeepEx would choose", _choice_rows(facts))):
         console.print(Text(title, style="bold"))
         console.print(_table(rows))
@@ -141,13 +142,12 @@ def _show(facts: Facts) -> None:
 
 def _table(rows: list[tuple[str, str]]) -> "Table":
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(min_width=14, no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(f"  {name}", Text(value))  # Text: a path in brackets is not markup
+        table.add_row(f"  {name}", value)
     return table
 
 

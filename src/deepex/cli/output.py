@@ -1,11 +1,25 @@
-"""Where the command line is told what to write: `typer.Option(callback=checked)` on every option that names an output."""
+"""What the command line prints on, and where it is told what to write.
+
+make_console().print(table)
+typer.Option(callback=checked)      # on every option that names an output
+"""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 P = TypeVar("P", str | None, Path | None)
+
+
+def make_console(**options: Any) -> "Console":
+    """A terminal that prints text as it is: names and paths may hold what rich takes for markup, such as `[/data]` or `:key:`."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False, emoji=False, **options)
 
 
 def checked(parameter: typer.CallbackParam, path: P) -> P:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from typing_extensions import override
 
+from deepex.cli.output import make_console
 from deepex.cli.show import phase_shares, print_phases, score_text
 from deepex.engine.config import RunConfig
 from deepex.engine.watch import Watcher
@@ -23,10 +24,10 @@ def make_watcher(config: RunConfig, *, quiet: bool) -> Watcher:
         return Watcher()
     columns = os.environ.get("DEEPEX_TERMINAL_COLUMNS")
     if columns is None:
-        return Bars(Console(), config)
+        return Bars(make_console(), config)
     if columns == "0":
-        return Bars(Console(force_terminal=False), config)
-    return Bars(Console(force_terminal=True, width=int(columns)), config)
+        return Bars(make_console(force_terminal=False), config)
+    return Bars(make_console(force_terminal=True, width=int(columns)), config)
 
 
 class Bars(Watcher):
@@ -60,7 +61,6 @@ class Bars(Watcher):
             f"{self._config.net} ({parameters:,} parameters) on {self._config.data}: {state['replicas']} replica(s) on "
             f"{state['ranks']} rank(s), {state['comm']['kind']} on {state['device']}, {state['threads']} thread(s) each, "
             f"samples on {state['placement']['kind']}",
-            highlight=False,
         )
         self._bar.start()
 
@@ -93,7 +93,6 @@ class Bars(Watcher):
         self._bar.console.print(
             f"epoch {epoch.epoch:>3}/{self._config.epochs}  {epoch.samples / epoch.seconds:>8,.0f} img/s  "
             f"{score_text(epoch.train)}{validation}  | {shares}{lost}",
-            highlight=False,
             soft_wrap=True,
         )
 
@@ -102,7 +101,7 @@ class Bars(Watcher):
         self.closed()
         if self._epochs:
             print_phases(self._console, self._epochs)
-        self._console.print(f"{status}: {reason}", highlight=False)
+        self._console.print(f"{status}: {reason}")
 
     @override
     def closed(self) -> None:

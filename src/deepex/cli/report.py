@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from deepex.cli.output import make_console
 from deepex.errors import ConfigError, RunError
 from deepex.record.files import write_text
 from deepex.report import make_report
@@ -35,22 +36,19 @@ def compare(*, directories: Sequence[str], as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(asdict(comparison)) + "\n")
         return
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
-    console = Console()
-    table = Table(title=Text(f"{directories[1]} against {directories[0]}"), title_justify="left")
+    console = make_console()
+    table = Table(title=f"{directories[1]} against {directories[0]}", title_justify="left")
     for column in ("setting", "measure", "first", "second", "the second is"):
         table.add_column(column)
     for finding in comparison.findings:
-        row = (finding.setting, finding.measure, str(finding.first), str(finding.second), finding.verdict)
-        table.add_row(*map(Text, row))  # as text: a record may contain what rich takes for markup
+        table.add_row(finding.setting, finding.measure, str(finding.first), str(finding.second), finding.verdict)
     console.print(table)
     for text in comparison.only:
-        console.print(f"only on one side: {text}", highlight=False, markup=False)
+        console.print(f"only on one side: {text}")
     if comparison.once:
-        console.print("some settings ran once: their intervals cover how epochs differ, not how runs do", highlight=False)
+        console.print("some settings ran once: their intervals cover how epochs differ, not how runs do")
 
 
 def export(*, directories: Sequence[str], kind: str, out: str | None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from deepex.cli.output import make_console
 from deepex.cli.usage import print_usage
 from deepex.errors import RunError
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, StudyDirectory, Target, is_study
@@ -35,9 +36,7 @@ def show(*, run: str, base: str | None, targets: Sequence[str], as_json: bool) -
     if as_json:
         sys.stdout.write(json.dumps(summary(directory, speedups)) + "\n")
         return
-    from rich.console import Console
-
-    console = Console()
+    console = make_console()
     _print_head(console, directory)
     epochs = directory.epochs()
     if epochs:
@@ -63,15 +62,13 @@ def show_study(path: Path, *, base: str | None, targets: Sequence[str], as_json:
         words = [text for _heading, texts in told.items for text in texts]
         sys.stdout.write(json.dumps({"study": str(path), "state": study.state, "summary": words, "problems": problems}) + "\n")
         return
-    from rich.console import Console
-
-    console, state = Console(), study.state
+    console, state = make_console(), study.state
     head = (
         f"{study.kind} study of {state.get('recipe')}: {state.get('status')}{': ' + state['reason'] if state.get('reason') else ''}"
     )
-    console.print(head, highlight=False, markup=False, soft_wrap=True)
+    console.print(head, soft_wrap=True)
     for text in (*told.lead, *(f"- {text}" for _heading, texts in told.items for text in texts)):
-        console.print(text, highlight=False, markup=False)
+        console.print(text)
     for table in told.tables:
         _print_table(console, table.title, table.columns, [list(map(str, row)) for row in table.rows])
 
@@ -155,7 +152,7 @@ def _print_head(console: Any, run: RunDirectory) -> None:
         f"seed       {config['seed']}{', deterministic' if config['deterministic'] else ''}",
     ]
     lines += [f"machine    {_machine_text(machine)}; {state['threads']} thread(s) per rank" for machine in run.machine[:4]]
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    console.print("\n".join(lines), soft_wrap=True)
 
 
 def _machine_text(machine: dict[str, Any]) -> str:
@@ -222,13 +219,12 @@ def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
 
 def _print_table(console: Any, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
-    from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(Text(column), justify="left" if column == "period" else "right")
+        table.add_column(column, justify="left" if column == "period" else "right")
     for row in rows:
-        table.add_row(*map(Text, row))  # as text: a record may contain what rich takes for markup
+        table.add_row(*row)
     console.print(table)
 
 
@@ -251,22 +247,16 @@ def _print_speedup(console: Any, speedup: Speedup, base: str) -> None:
     console.print(
         f"speedup    {speedup.per_epoch:.2f}x per epoch on {speedup.ranks} rank(s), base {base} on {speedup.base_ranks} rank(s) "
         f"({speedup.base_epoch_seconds:.3f} s → {speedup.epoch_seconds:.3f} s); efficiency {speedup.efficiency:.0%}",
-        highlight=False,
-        markup=False,
         soft_wrap=True,
     )
     if speedup.target is None:
         return
     if speedup.learning is None:
         who = "the base" if speedup.base_epochs is None else "the run"
-        console.print(
-            f"learning   {speedup.target}: {who} did not reach it, so there is no learning speedup", highlight=False, markup=False
-        )
+        console.print(f"learning   {speedup.target}: {who} did not reach it, so there is no learning speedup")
         return
     console.print(
         f"learning   {speedup.learning:.2f}x to {speedup.target} ({speedup.base_epochs} → {speedup.epochs} epochs); one run each: "
         "no evidence without repeats",
-        highlight=False,
-        markup=False,
         soft_wrap=True,
     )

@@ -10,8 +10,9 @@ from time import perf_counter
 from typing import Final, Literal, Self
 
 from rich import progress
-from rich.console import Console
 from rich.text import Text
+
+from deepex.cli.output import make_console
 
 _LINE_SECONDS: Final = 30
 _UNITS: Final = {"images": (1.0, "images"), "bytes": (1e6, "MB")}
@@ -23,8 +24,9 @@ class Stages:
     def __init__(self, *, shown: bool = True, unit: Literal["images", "bytes"] = "images", kept: str = "") -> None:
         self._kept = kept
         self._per_unit, self._unit = _UNITS[unit]
-        self._console = Console(stderr=True, quiet=not shown)
-        columns = [progress.TextColumn("{task.description}"), progress.BarColumn(), _Amount(self), progress.TimeRemainingColumn()]
+        self._console = make_console(stderr=True, quiet=not shown)
+        what = progress.TextColumn("{task.description}", markup=False)
+        columns = [what, progress.BarColumn(), _Amount(self), progress.TimeRemainingColumn()]
         self._bar = progress.Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
         self._tasks: dict[str, progress.TaskID] = {}
         self._began = self._told = perf_counter()
@@ -37,7 +39,7 @@ class Stages:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._bar.stop()
         if kind is KeyboardInterrupt and self._kept:
-            self._console.print(self._kept, highlight=False, soft_wrap=True)
+            self._console.print(self._kept, soft_wrap=True)
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Note that `done` of `total` are through the stage called `what`."""
@@ -57,7 +59,7 @@ class Stages:
     def _print_line(self, what: str, done: int, total: int) -> None:
         speed = (done - self._before) / max(self._told - self._began, 1e-9)
         left = f", {(total - done) / speed / 60:,.1f} minutes left" if speed else ""
-        self._console.print(f"{what}: {self.amount(done, total, speed)}{left}", highlight=False, soft_wrap=True)
+        self._console.print(f"{what}: {self.amount(done, total, speed)}{left}", soft_wrap=True)
 
 
 class _Amount(progress.ProgressColumn):

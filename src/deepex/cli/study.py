@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from deepex.cli.output import checked
+from deepex.cli.output import checked, make_console
 from deepex.errors import ConfigError
 
 if TYPE_CHECKING:  # at run time they are imported where they are used, so that `deepex --help` stays instant
@@ -357,12 +357,11 @@ def _summary(kind: "Kind", plan: "list[PlannedRun]") -> dict[str, Any]:
 
 
 def _print_plan(kind: "Kind", subject: "Subject", plan: "list[PlannedRun]") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from deepex.cli.study_progress import duration
 
-    console, settings = Console(), [planned for planned in plan if planned.repeat == 1]
+    console, settings = make_console(), [planned for planned in plan if planned.repeat == 1]
     repeats = max(planned.repeat for planned in plan)
     table = Table(title=f"{kind.name} study of {subject.recipe}: {len(plan)} runs", title_justify="left")
     for column in (*settings[0].varied, "repeats", "each about"):
@@ -371,9 +370,9 @@ def _print_plan(kind: "Kind", subject: "Subject", plan: "list[PlannedRun]") -> N
         table.add_row(*map(str, planned.varied.values()), str(repeats), duration(planned.estimate_seconds or 0))
     console.print(table)
     total = sum(planned.estimate_seconds or 0 for planned in plan)
-    console.print(f"about {duration(total)} in all, guessed from a few batches on one rank", highlight=False)
+    console.print(f"about {duration(total)} in all, guessed from a few batches on one rank")
     for note in kind.notes(subject):
-        console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"note: {note}", soft_wrap=True)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

@@ -3,10 +3,10 @@
 The time left starts from the plan's estimates and is corrected by what the runs really took.
 """
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from typing_extensions import override
 
+from deepex.cli.output import make_console
 from deepex.record import PlannedRun, StudyDirectory
 from deepex.study import execute
 
@@ -15,9 +15,9 @@ class Lines(execute.Progress):
     """Prints on the terminal or into a log."""
 
     def __init__(self) -> None:
-        self._console = Console()
+        self._console = make_console()
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
@@ -34,7 +34,7 @@ class Lines(execute.Progress):
     def began(self, study: StudyDirectory, todo: list[PlannedRun], done: int) -> None:
         self._left, self._number, self._total = list(todo), done, done + len(todo)
         if done:
-            self._console.print(f"{done} of {self._total} runs had finished; going on with the rest", highlight=False)
+            self._console.print(f"{done} of {self._total} runs had finished; going on with the rest")
         self._bar.update(self._task, total=self._total, completed=done)
         self._bar.start()
 
@@ -53,7 +53,7 @@ class Lines(execute.Progress):
         left = f"  about {duration(self._remaining())} left" if self._left else ""
         width = len(str(self._total))
         line = f"{self._number:>{width}}/{self._total}  {planned.name:<28} {duration(seconds):>8}{told}{left}"
-        self._bar.console.print(line, highlight=False, soft_wrap=True)
+        self._bar.console.print(line, soft_wrap=True)
         self._bar.update(self._task, completed=self._number)
 
     @override

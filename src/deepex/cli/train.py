@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from deepex.errors import ConfigError
+from deepex.errors import INTERRUPTED, ConfigError
 
 _SHOW_CURSOR: Final = "\x1b[?25h"
 
@@ -112,7 +112,6 @@ def _launch(ranks: int) -> int:
     They are told the terminal's width, or that there is none: what a launcher gives them may be a pipe where we have a terminal
     (MPICH), or a terminal where we have a log file (Open MPI).
     """
-    from deepex.comm.deadline import INTERRUPTED
     from deepex.comm.launch import launch
 
     if _started_ranks() > 1:

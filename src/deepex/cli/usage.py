@@ -39,7 +39,7 @@ def print_usage(console: Any, epochs: Sequence[EpochRecord]) -> None:
     for name, words in (("memory_bytes", "memory of a rank"), ("gpu_memory_bytes", "memory in use on a GPU")):
         peaks = [max(values) for epoch in epochs for values in epoch.usage.get(name, {}).values()]
         if peaks:
-            console.print(f"{words}, at most: {max(peaks) / 1e6:,.0f} MB", highlight=False)
+            console.print(f"{words}, at most: {max(peaks) / 1e6:,.0f} MB")
 
 
 def _mean(epochs: Sequence[EpochRecord], name: str, places: Sequence[str]) -> float:

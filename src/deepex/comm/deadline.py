@@ -21,9 +21,7 @@ from deepex.comm.joining import SECONDS, deadline_seconds
 from deepex.comm.launch import leave_code
 from deepex.comm.library import running_mpi
 from deepex.comm.place import Place, find_place
-from deepex.errors import DeepexError
-
-INTERRUPTED: Final = 130  # the exit code after Ctrl-C, which reaches all ranks
+from deepex.errors import INTERRUPTED, DeepexError
 
 TICK: Final = 0.25
 STAGGER: Final = 0.3  # between the ranks that give up: the first ends the others before they repeat its message

@@ -14,6 +14,7 @@ import torch
 from deepex.engine.compiled import compile_step
 from deepex.engine.runner import EagerRunner, Parts, Runner, StepChoice
 from deepex.engine.step import EagerStep
+from deepex.engine.trial import check_settings
 from deepex.errors import ConfigError
 from deepex.record.clock import DeviceClock, Event, HostClock, PhaseClock
 
@@ -29,8 +30,7 @@ def make_runner(
     """
     asked, device = parts.config.step, parts.arena.memory.device
     chosen = begun or asked if asked in ("auto", "fastest") else asked
-    if asked == "captured" and device.type != "cuda":
-        raise ConfigError("step is captured, but the device is a CPU: only a GPU can replay a step; set step=auto")
+    check_settings(parts.config, device)
     if chosen == "compiled":
         choice = compile_step(parts.network, step, parts.arena.take_back_buffers, batch=parts.samples.shards.batch)
         return _one_by_one(parts, step, clock, choice)

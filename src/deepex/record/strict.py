@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 from deepex.errors import ConfigError, RunError, UserError
 
 MOST_LEVELS: Final = 64  # of tables and lists within each other; records have 6
-_INTEGERS: Final = (-(2**63), 2**64 - 1)  # the most negative int64 to the highest uint64, such as a seed or an inode
+INTEGERS: Final = (-(2**63), 2**64 - 1)  # the most negative int64 to the highest uint64, such as a seed or an inode
 _DIGITS: Final = 20  # of the highest of them
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _REMEDY: Final = "restore it or start a new run"
@@ -125,7 +125,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _integer(text: str) -> int:
     if len(text) <= _DIGITS:
         value = int(text)
-        if _INTEGERS[0] <= value <= _INTEGERS[1]:
+        if INTEGERS[0] <= value <= INTEGERS[1]:
             return value
     raise _DamageError(f"{_short(text)} has more than 64 bits", token=text)
 
@@ -172,7 +172,7 @@ def _check_text(value: Any) -> None:
 
 def _check_plain(value: Any) -> None:
     """Refuse what TOML has and a configuration has not."""
-    if isinstance(value, int) and not _INTEGERS[0] <= value <= _INTEGERS[1]:
+    if isinstance(value, int) and not INTEGERS[0] <= value <= INTEGERS[1]:
         raise _DamageError(_TOO_LARGE)
     if isinstance(value, datetime | date | time):
         raise _DamageError(f"{value} is a date or a time: put quotes around it")

@@ -29,12 +29,10 @@ import tomli_w
 
 from deepex.errors import ConfigError
 from deepex.record.rule import Rule
-from deepex.record.strict import parse_toml
+from deepex.record.strict import INTEGERS, parse_toml
 
 T = TypeVar("T")
 _MOST_SHOWN: Final = 120
-
-_INTEGERS: Final = 1 << 63
 
 
 def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
@@ -254,29 +252,19 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _check_value(value: Any, path: str) -> None:
-    """Refuse numbers that no setting can mean, and what cannot be written to `config.toml`."""
-    if isinstance(value, float) and not math.isfinite(value):
+def _check_value(value: Any, path: str, *, option: bool = False) -> None:
+    """Refuse numbers that no setting can mean, and options of somebody's function that `config.toml` cannot hold."""
+    if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and not option)):
         raise ConfigError(f"key {path!r} is {value}; it must be a finite number: set one")
-    if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
+    if isinstance(value, int) and not INTEGERS[0] <= value <= INTEGERS[1]:
         raise ConfigError(f"key {path!r} is a number of {value.bit_length()} bits; it must fit in 64: set a smaller one")
     if isinstance(value, list | tuple):
         for item in value:
-            _check_value(item, path)
+            _check_value(item, path, option=option)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _check_option(item, f"{path}.{key}")
-
-
-def _check_option(value: Any, path: str) -> None:
-    """See that an option of somebody's own function is plain, as a TOML file would hold it."""
-    if isinstance(value, list | tuple):
-        for item in value:
-            _check_option(item, path)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _check_option(item, f"{path}.{key}")
-    elif not isinstance(value, str | int | float | date | time):
+            _check_value(item, f"{path}.{key}", option=True)
+    elif option and not isinstance(value, str | int | float | date | time):
         raise ConfigError(
             f"key {path!r} is {value!r} ({type(value).__name__}); it must be text, a number, true or false, a list or a table, "
             "because it is written to config.toml: name the thing instead, and let your function look it up"
