@@ -36,9 +36,9 @@ def names_rank_and_host(ended: Ended) -> bool:
 @pytest.mark.parametrize(
     ("launcher", "instead"),
     [
-        pytest.param(MPICH, EXITS, id="mpiexec of MPICH-exits"),
         pytest.param(PMI2, KILLED, id="srun --mpi=pmi2-is killed"),
         pytest.param(PMIX, SLEEPS, id="srun --mpi=pmix-sleeps"),
+        pytest.param(MPICH, EXITS, id="mpiexec of MPICH-exits", marks=pytest.mark.slow),
         pytest.param(MPICH, KILLED, id="mpiexec of MPICH-is killed", marks=pytest.mark.slow),
         pytest.param(PMI2, EXITS, id="srun --mpi=pmi2-exits", marks=pytest.mark.slow),
         pytest.param(PMI2, SLEEPS, id="srun --mpi=pmi2-sleeps", marks=pytest.mark.slow),
@@ -58,7 +58,7 @@ def test_a_job_whose_last_rank_does_not_come_ends(cluster: Cluster, launcher: La
 
 @pytest.mark.slow
 def test_the_usual_time_to_start_ends_a_job_too(cluster: Cluster, tmp_path: Path) -> None:
-    where, sleeps = PLACEMENTS["3+1"], wrapper(SLEEPS)
+    where, sleeps = PLACEMENTS["3+1"], ["env", "-u", "DEEPEX_START_SECONDS", *wrapper(SLEEPS)]
     ended = cluster.launch(PMI2, where, *TRAIN, "--out", str(tmp_path), seconds=ENDS, wrapper=sleeps, SLURM_KILL_BAD_EXIT="1")
     assert ended.code, str(ended)
     assert names_rank_and_host(ended), str(ended)
