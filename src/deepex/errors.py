@@ -1,4 +1,4 @@
-"""Every error that DeepEx raises on purpose.
+"""Every error that DeepEx raises on purpose, and how any other is told.
 
     DeepexError
     ├── UserError            exit code 2: the caller can mend it; the message says what was received, the rule, the remedy
@@ -17,8 +17,11 @@ Traceback (most recent call last):
 deepex.errors.UnknownName: unknown network 'resnt18'; did you mean resnet18? There are: lenet, resnet18
 """
 
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Final
 
 INTERRUPTED: Final = 130  # the exit code after Ctrl-C, which reaches all ranks
@@ -80,3 +83,25 @@ class StorageError(FailureError):
 
 class CommError(FailureError):
     """A communicator could not be built, or broke."""
+
+
+def told(error: BaseException) -> str:
+    """An error in one line: ours by its message, another with its kind, and with its place if it came in somebody's own code."""
+    if isinstance(error, DeepexError):
+        return str(error)
+    text = " ".join(str(error).split()) or "no message"
+    place = place_in_their_code(error)
+    return f"{type(error).__name__}: {text[:400]}" + (f" ({place})" if place else "")
+
+
+def place_in_their_code(error: BaseException) -> str:
+    """Where in code that is neither Python's, nor of an installed package, nor ours an error came about; "" if not there."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(Path(frame.filename))]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+
+
+def _is_theirs(file: Path) -> bool:
+    if not file.is_file() or {"site-packages", "dist-packages"} & set(file.parts):
+        return False
+    homes = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parent))
+    return not any(file.is_relative_to(home) for home in homes)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from deepex.cli.output import checked
-from deepex.errors import INTERRUPTED, DeepexError
+from deepex.errors import INTERRUPTED, DeepexError, place_in_their_code, told
 
 app = typer.Typer(
     name="deepex",
@@ -208,7 +208,8 @@ def main() -> None:
             _fail(f"{message()}; see `deepex --help`", 2)
         if "DEEPEX_DEBUG" in os.environ:
             raise
-        _fail(f"unexpected {type(error).__name__}: {error}; DEEPEX_DEBUG=1 shows where, please report it", 1)
+        report = "" if place_in_their_code(error) else ", please report it"
+        _fail(f"{'unexpected ' if report else ''}{told(error)}; DEEPEX_DEBUG=1 shows the way there{report}", 1)
     if code == INTERRUPTED:  # typer has turned the interrupt into this code
         _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

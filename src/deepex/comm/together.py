@@ -69,10 +69,9 @@ def abort_on_failure(comm: "Communicator", say: Callable[[str], None], log: Call
     except BaseException as error:
         if comm.size == 1:
             raise
-        cause = str(error) if isinstance(error, errors.DeepexError) else f"{type(error).__name__}: {error}"
         log(traceback.format_exc())
         sleep(min(comm.rank, 5) * 0.1)  # where all ranks fail alike, the lowest ends the others before they repeat its message
-        say(f"rank {comm.rank} on {socket.gethostname()} failed: {cause}")
+        say(f"rank {comm.rank} on {socket.gethostname()} failed: {errors.told(error)}")
         code = getattr(error, "exit_code", 1)
         leave_code(code, os.environ)
         comm.abort(code)

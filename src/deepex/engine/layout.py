@@ -16,8 +16,9 @@ from typing import Final
 import torch
 from torch import nn
 
-from deepex.engine.network import told, twin
+from deepex.engine.network import twin
 from deepex.engine.objective import Objective
+from deepex.errors import told
 
 _TRIAL_SECONDS: Final = 4.0
 _MIN_ROUNDS, _MAX_ROUNDS = 4, 20

@@ -6,19 +6,13 @@ copied = twin(network)
 """
 
 import copy
-import sysconfig
-import traceback
 from itertools import chain
-from pathlib import Path
-from typing import Final
 
 import torch
 from torch import nn
 
 from deepex.engine.mode import begin_training
-from deepex.errors import ConfigError
-
-_DEEPEX: Final = Path(__file__).parents[1]
+from deepex.errors import ConfigError, told
 
 
 def check_weights(network: nn.Module) -> None:
@@ -64,14 +58,6 @@ def twin(network: nn.Module) -> nn.Module:
         ) from error
 
 
-def told(error: BaseException) -> str:
-    """An error of somebody's code in one line, with the place in that code."""
-    text = " ".join(str(error).split()) or "no message"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(Path(frame.filename))]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {text[:400]}{place}"
-
-
 def _complaint(tensor: torch.Tensor, *, trained: bool) -> str | None:
     """Why a parameter (`trained`) or a buffer cannot be held; None if it can."""
     if nn.parameter.is_lazy(tensor):
@@ -100,11 +86,3 @@ def _check_ties(parameters: dict[str, nn.Parameter]) -> None:
                 f"the network's {other!r} and {name!r} are two parameters in the same memory, which training would part: use one "
                 "nn.Parameter in both places"
             )
-
-
-def _is_theirs(file: Path) -> bool:
-    """Whether a file is neither Python's, nor of an installed package, nor ours."""
-    if not file.is_file() or {"site-packages", "dist-packages"} & set(file.parts):
-        return False
-    homes = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(_DEEPEX))
-    return not any(file.is_relative_to(home) for home in homes)

@@ -20,9 +20,9 @@ from torch import nn
 from deepex.data.feeds.shard import Shards, Slices
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Dataset
-from deepex.engine.network import check_averages, check_weights, told, twin
+from deepex.engine.network import check_averages, check_weights, twin
 from deepex.engine.objective import Objective, make_objective
-from deepex.errors import ConfigError, UserError
+from deepex.errors import ConfigError, UserError, told
 
 _FEW: Final = 2  # one is too few for batch norm
 _THREADS: Final = 4  # several ranks of a node may be here at once

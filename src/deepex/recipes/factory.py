@@ -22,8 +22,7 @@ from typing import Any, Final, Union, get_args, get_origin
 
 from torch import nn
 
-from deepex.engine.network import told
-from deepex.errors import ConfigError
+from deepex.errors import ConfigError, told
 
 _RULE: Final = "it must be package.module:function, a class or function of that package which makes a torch.nn.Module"
 _WRITE: Final = "write a function of your own that calls it"

@@ -14,8 +14,8 @@ from torch import nn
 from deepex import nets
 from deepex.data.manifest import Manifest
 from deepex.engine.config import RunConfig
-from deepex.engine.network import check_weights, told
-from deepex.errors import ConfigError, UserError
+from deepex.engine.network import check_weights
+from deepex.errors import ConfigError, UserError, told
 from deepex.nets.initialise import initialise
 from deepex.recipes.factory import find_factory
 

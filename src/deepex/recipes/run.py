@@ -23,7 +23,7 @@ from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
 from deepex.engine.trainer import Outcome, Trainer
 from deepex.engine.watch import Watcher
-from deepex.errors import DataError, DeepexError
+from deepex.errors import DataError, DeepexError, told
 from deepex.machine.cache import keep_compiled
 from deepex.machine.hardware import describe_cpu
 from deepex.machine.heap import give_back_heap, keep_heap
@@ -61,11 +61,11 @@ def train(
                     started_with(config, device, resume=resume, out=out),
                     pick_device(config.device, communicator.place.local_rank),
                 )
-                told = gather_same(communicator, facts, [str(out or _default_out(config)), _device_name(own)])
-                path = Path(told[0][0])
+                rows = gather_same(communicator, facts, [str(out or _default_out(config)), _device_name(own)])
+                path = Path(rows[0][0])
                 if device == "cuda":
                     communicator.check_sums(own)
-                on_device = [row[1] for row in told].count(told[communicator.rank][1])
+                on_device = [row[1] for row in rows].count(rows[communicator.rank][1])
                 with ExitStack() as held:
                     return _train(config, communicator, path, held, ranks_on_device=on_device, resume=resume, watcher=watcher)
             finally:
@@ -149,8 +149,8 @@ def _setup(trainer: Trainer, comm: Communicator, seconds: float) -> dict[str, An
 
 def _threads_by_rank(comm: Communicator, threads: int) -> dict[str, list[int]]:
     """The threads of every rank, where they differ. Collective."""
-    told = comm.gather(threads)
-    return {"threads_by_rank": told} if len({*told}) > 1 else {}
+    by_rank = comm.gather(threads)
+    return {"threads_by_rank": by_rank} if len({*by_rank}) > 1 else {}
 
 
 def _hold(path: Path, held: ExitStack, comm: Communicator) -> None:
@@ -228,7 +228,7 @@ def _input_share(epochs: list[EpochRecord]) -> dict[str, float | None]:
 def _note_failure(run: RunDirectory, comm: Communicator, error: BaseException) -> None:
     """Note why the run ended. A rank that fails alone does it for rank 0, which it is about to end."""
     agreed = isinstance(error, AgreedError)
-    reason = str(error) if isinstance(error, AgreedError | DeepexError) else f"{type(error).__name__}: {error}"
+    reason = str(error) if agreed else told(error)
     if not agreed and comm.size > 1:
         reason = f"rank {comm.rank}: {reason}"
     if comm.rank == 0 or not agreed:
