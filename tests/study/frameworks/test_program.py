@@ -67,7 +67,8 @@ def test_a_rank_that_fails_ends_the_job(make_data: Callable[[int], Path], tmp_pa
     assert "rank 1 on" in done.stderr
     assert "ArithmeticError: the third step went wrong" in done.stderr
     state = RunDirectory.open(tmp_path / "run").state
-    assert (state["status"], state["reason"]) == ("failed", "rank 1: ArithmeticError: the third step went wrong")
+    assert state["status"] == "failed"
+    assert state["reason"].startswith("rank 1: ArithmeticError: the third step went wrong (")
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

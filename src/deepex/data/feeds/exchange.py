@@ -24,7 +24,7 @@ from deepex.data.feeds.node import Need, NodePlan, Scattered
 from deepex.data.feeds.read import Rows, Sink, Stopped, Target, most_rows
 from deepex.data.feeds.samples import Samples
 from deepex.data.npy import byte_view
-from deepex.errors import DataError, DeepexError
+from deepex.errors import DataError, told
 
 _FAILED: Final = 1
 _TEXT_BYTES: Final = 4096
@@ -159,8 +159,7 @@ class Exchange:
     def fail(self, error: BaseException) -> None:
         """Tell all that the files which this rank has not read yet will not come, and why."""
         self._error = error
-        message = str(error) if isinstance(error, DeepexError) else f"{type(error).__name__}: {error}"
-        text = message.encode()[: _TEXT_BYTES - 1]
+        text = told(error).encode()[: _TEXT_BYTES - 1]
         self.block.text[:] = 0
         self.block.text[: len(text)] = np.frombuffer(text, np.uint8)
         for file in self._left:

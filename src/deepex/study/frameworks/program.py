@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from deepex.comm.deadline import fail
 from deepex.comm.place import find_place
-from deepex.errors import ConfigError, DeepexError, UnknownName
+from deepex.errors import ConfigError, DeepexError, UnknownName, told
 from deepex.record import RunDirectory
 from deepex.record.files import write_json
 from deepex.record.run import hold, refuse_existing_run
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:  # noqa: BLE001 - what a framework raises; on several ranks it has ended the job already
         if options.out is not None:
             _log(Path(options.out), 0, traceback.format_exc())
-        _fail(f"{options.name} failed: {type(error).__name__}: {error}", 1, options.out)
+        _fail(f"{options.name} failed: {told(error)}", 1, options.out)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -192,7 +192,7 @@ def _note_failure(out: Path, comm: "Communicator", error: BaseException) -> None
     from deepex.comm.together import AgreedError
 
     agreed = isinstance(error, AgreedError)
-    reason = str(error) if isinstance(error, AgreedError | DeepexError) else f"{type(error).__name__}: {error}"
+    reason = str(error) if agreed else told(error)
     if not agreed and comm.size > 1:
         reason = f"rank {comm.rank}: {reason}"
     if comm.rank == 0 or not agreed:
