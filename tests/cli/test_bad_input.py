@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 import deepex
 from deepex.cli import main
 from deepex.comm.solo import SoloCommunicator
-from tests.mpi import own_lines, run_deepex, run_ranks
+from tests.mpi import HANGS, own_lines, run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
 
@@ -213,6 +215,18 @@ def test_an_unexpected_failure_is_ours_to_be_reported(
     code, said = run_here(capsys, monkeypatch, "train", "fashion", f"--set=data={make_data(48)}", f"--out={tmp_path / 'run'}")
     assert code == 1
     assert re.search(r"deepex: unexpected TypeError: divmod expected 2 arguments, got \d; .*, please report it", said)
+
+
+@pytest.mark.parametrize("verb", ["train", "doctor"])
+def test_a_directory_that_is_gone_is_told(verb: str, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd '{gone}' && rmdir '{gone}' && exec '{sys.executable}' -P -m deepex {verb}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=HANGS, check=False)
+    assert (done.returncode, own_lines(done.stderr)) == (
+        2,
+        ["deepex: the directory that this was started in is gone: cd to one that is there"],
+    )
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,13 @@ traceback. DEEPEX_DEBUG=1 shows it.
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from deepex.cli.output import checked
-from deepex.errors import INTERRUPTED, DeepexError, place_in_their_code, told
+from deepex.errors import INTERRUPTED, DeepexError, UserError, place_in_their_code, told
 
 app = typer.Typer(
     name="deepex",
@@ -197,6 +198,7 @@ def study_verb(context: typer.Context) -> Any:
 def main() -> None:
     """Run the command line; every error that is ours becomes one line."""
     try:
+        _check_directory()
         code = app(prog_name="deepex", standalone_mode=False)
     except DeepexError as error:
         _fail(str(error), error.exit_code, agreed=error.agreed)
@@ -213,6 +215,13 @@ def main() -> None:
     if code == INTERRUPTED:  # typer has turned the interrupt into this code
         _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_directory() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the directory that this was started in is gone: cd to one that is there") from None
 
 
 def _fail(message: str, code: int, *, agreed: bool = False) -> None:
