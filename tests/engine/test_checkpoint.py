@@ -453,6 +453,33 @@ def test_a_checkpoint_without_its_header_does_not_exist(trained: tuple[RunConfig
     assert checkpoints.newest(run / "checkpoints") is None
 
 
+@pytest.mark.parametrize(
+    ("status", "epochs", "there"), [("finished", 1, True), ("failed", 1, False), ("running", 2, True)], ids=str
+)
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew_over_its_records(
+    trained: tuple[RunConfig, Path], status: str, epochs: int, there: bool
+) -> None:
+    config, run = trained
+    shutil.rmtree(run / "checkpoints")
+    if there:
+        (run / "checkpoints").mkdir()
+    RunDirectory(run).set_state(status=status)
+    (run / "epochs.jsonl").write_bytes((run / "epochs.jsonl").read_bytes() * epochs)
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    with pytest.raises(RunError, match=rf"has done {epochs} epochs?, but there is no checkpoint in .*/checkpoints: restore it, or"):
+        deepex.train(_more(config, epochs=3), SoloCommunicator(), out=run, resume=True)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
+    RunDirectory(run).set_state(status="running")
+    deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+    assert [record.epoch for record in RunDirectory(run).epochs()] == [1, 2]
+
+
 def test_another_network_is_refused_with_the_tensor_that_differs(trained: tuple[RunConfig, Path]) -> None:
     config, run = trained
     with pytest.raises(RunError, match=r"is of another network: 0\.(weight|bias) is .* in it and .* in this one"):

@@ -239,3 +239,9 @@ def test_a_damage_that_python_has_no_error_for_is_an_error_of_ours(tmp_path: Pat
 def test_lines_that_are_gone_are_an_error_of_ours(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"resources\.jsonl cannot be read"):
         read_lines(tmp_path / "resources.jsonl")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "machine.json")
+    with pytest.raises(RunError, match=r"machine\.json cannot be read: it is a pipe"):
+        read_json(tmp_path / "machine.json")

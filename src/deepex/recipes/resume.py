@@ -30,8 +30,21 @@ def find_checkpoints(path: Path, config: RunConfig, comm: Communicator, *, resum
     if config.replicas not in (0, run.state["replicas"]):
         raise RunError(f"{path} was trained with {run.state['replicas']} replicas; it cannot go on with {config.replicas}")
     found = checkpoints.usable(path / "checkpoints", say if comm.rank == 0 else lambda _: None)
+    if not found:
+        _check_none_is_lost(run)
     _check_position(path, config, found[0] if found else None)
     return found
+
+
+def _check_none_is_lost(run: RunDirectory) -> None:
+    """Refuse to begin anew, over its records, a run that has written a checkpoint."""
+    done, every = len(run.epochs()), run.config.get("checkpoint", {}).get("epochs", 1)
+    finished = run.state.get("status") == "finished"
+    if finished or done > every or not run.checkpoints.is_dir():  # one that was killed may have had no time for its first
+        raise RunError(
+            f"{run.path} has done {done} epoch{'s' * (done != 1)}, but there is no checkpoint in {run.checkpoints}: restore it, or "
+            "begin a new run"
+        )
 
 
 def _check_position(path: Path, config: RunConfig, checkpoint: checkpoints.Checkpoint | None) -> None:

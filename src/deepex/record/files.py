@@ -64,6 +64,8 @@ def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
 
 def read_bytes(path: Path) -> bytes:
     """Read a file of a record; one that cannot be read is an error of ours."""
+    if path.is_fifo():
+        raise RunError(f"{path} cannot be read: it is a pipe, which would be waited for; restore it or start a new run")
     try:
         return path.read_bytes()
     except OSError as error:
