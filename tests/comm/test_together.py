@@ -13,6 +13,7 @@ from deepex.comm.solo import SoloCommunicator
 from deepex.engine import learner
 from deepex.recipes import run as home
 from tests.comm.background_contract import Wrapping
+from tests.mpi import run_ranks
 
 MakeData = Callable[[int], Path]
 
@@ -70,3 +71,26 @@ def test_nothing_that_ranks_do_together_communicates(
         config = deepex.recipe("fashion", {**keys, "epochs": epochs})
         done = deepex.train(config, Watched(SoloCommunicator()), out=tmp_path / "run", resume=epochs == 2)
         assert len(done.epochs()) == epochs
+
+
+FAILS = """
+import socket
+from deepex.comm import connect
+from deepex.comm.together import AgreedError, together
+from deepex.errors import DataError
+comm = connect("mpi")
+def fails(ranks):
+    if comm.rank in ranks:
+        raise DataError("no such file")
+for ranks in [1], [0, 1]:
+    try:
+        together(comm, lambda: fails(ranks))
+    except AgreedError as agreed:
+        print(type(agreed.error).__name__, str(agreed).replace(socket.gethostname(), "HOST"), flush=True)
+"""
+
+
+def test_an_error_of_one_rank_is_that_of_all_with_its_name() -> None:
+    done = run_ranks(2, "-c", FAILS)
+    assert done.stdout.count("DataError rank 1 on HOST: no such file") == 2, done.stderr
+    assert done.stdout.count("DataError no such file") == 2

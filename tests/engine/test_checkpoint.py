@@ -561,7 +561,7 @@ def test_the_layout_that_was_chosen_stays(
     assert len(run.epochs()) == 2
 
 
-@pytest.mark.parametrize("change", ["batch", "seed", "data"])
+@pytest.mark.parametrize("change", ["batch", "seed", "samples", "data"])
 def test_within_an_epoch_what_tells_its_samples_stays(
     change: str, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,7 +571,7 @@ def test_within_an_epoch_what_tells_its_samples_stays(
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     monkeypatch.undo()
     assert checkpoints.newest(run.checkpoints).header["step"] > 0
-    other = {"batch": 16, "seed": 2, "data": str(make_data(130))}[change]
+    other = {"batch": 16, "seed": 2, "samples": 96, "data": str(make_data(130))}[change]
     with pytest.raises(RunError, match=rf"stopped in the middle of an epoch.* {'dataset' if change == 'data' else change} "):
         deepex.train(dataclasses.replace(config, **{change: other}), SoloCommunicator(), out=run.path, resume=True)
     resumed = deepex.train(config, SoloCommunicator(), out=run.path, resume=True)
@@ -754,6 +754,9 @@ def test_a_checkpoint_of_the_first_schema_is_read(trained: tuple[RunConfig, Path
         {"own_crc32": {"momentum": [1, 2, 3]}},
         {"replicas": 3},
         {"sums": [1.0]},
+        {"epoch": -1},
+        {"step": 0.5},
+        {"syncs": 1 << 60},
         {"more": 1},
     ],
     ids=str,
