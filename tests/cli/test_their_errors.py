@@ -4,7 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from deepex.errors import place_in_their_code
 from deepex.record import RunDirectory
 from tests.mpi import run_deepex
 
@@ -40,3 +43,10 @@ def test_a_network_that_fails_late_is_told_with_its_place(
     assert "Traceback" not in done.stderr
     state = RunDirectory.open(tmp_path / "run").state
     assert (state["status"], ERROR.format(file=file) in state["reason"]) == ("failed", True)
+
+
+def test_the_place_is_the_last_in_ones_own_code() -> None:
+    layer, images = nn.Linear(3, 4), torch.zeros(2, 5)
+    with pytest.raises(RuntimeError) as raised:
+        layer(images)  # which fails in PyTorch's own files
+    assert place_in_their_code(raised.value).startswith(f"{__file__}, line ")
