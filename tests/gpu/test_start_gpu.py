@@ -55,6 +55,29 @@ def test_a_capture_that_fails_on_one_rank_makes_all_run_steps_one_by_one(make_da
     assert 0 < loss < 10
 
 
+WRONG_ON_THE_DEVICE = """
+import sys
+from mpi4py import MPI
+import deepex
+from deepex.comm import mpi
+right = mpi.MpiCommunicator.sum
+def wrong(self, tensor, weight=1.0):
+    right(self, tensor, weight)
+    if tensor.is_cuda:
+        tensor[-1] += 1
+mpi.MpiCommunicator.sum = wrong
+keys = {"data": sys.argv[1], "net": "lenet", "batch": 8, "epochs": 1}
+deepex.train(deepex.recipe("fashion", keys), MPI.COMM_WORLD, out=sys.argv[2])
+"""
+
+
+def test_sums_that_are_wrong_on_the_device_alone_are_an_error(make_data: MakeData, tmp_path: Path) -> None:
+    done = run_ranks(2, "-c", WRONG_ON_THE_DEVICE, str(make_data(64)), str(tmp_path / "run"))
+    assert done.returncode != 0
+    assert "known numbers over 2 ranks came out wrong in 1 of them" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_says_why_it_has_its_communicator(tmp_path: Path) -> None:
     settings = ("--set", "samples=256", "--set", "epochs=1", "--set", "batch=16", "--quiet")
     done = run_deepex("train", "fashion", "--ranks", "2", *settings, "--out", str(tmp_path / "run"))
