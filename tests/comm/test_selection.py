@@ -106,6 +106,21 @@ print(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
     assert done.stdout.count("True") == 2
 
 
+def test_what_mpi_refuses_is_an_exception_and_ends_no_job() -> None:
+    """As where mpi4py starts MPI itself: of the world, of one rank alone, and of a communicator that is made of it."""
+    program = """
+from deepex.comm.library import start_mpi
+mpi = start_mpi()
+for comm in (mpi.COMM_WORLD, mpi.COMM_SELF, mpi.COMM_WORLD.Dup()):
+    try:
+        comm.send(b"", dest=comm.size)
+    except mpi.Exception as error:
+        print("told" if error.Get_error_class() == mpi.ERR_RANK else error)
+"""
+    done = run_ranks(1, "-c", program)
+    assert (done.returncode, done.stdout.split()) == (0, ["told"] * 3), done.stderr
+
+
 # In a process of its own, because MPI starts once in each and stays.
 WITH_MPI = """
 import json, sys
