@@ -121,6 +121,20 @@ for comm in (mpi.COMM_WORLD, mpi.COMM_SELF, mpi.COMM_WORLD.Dup()):
     assert (done.returncode, done.stdout.split()) == (0, ["told"] * 3), done.stderr
 
 
+def test_an_mpi_that_was_started_without_threads_is_refused() -> None:
+    program = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+MPI.Init_thread(MPI.THREAD_SINGLE)
+from deepex.comm import as_communicator
+as_communicator(MPI.COMM_WORLD)
+"""
+    done = run_ranks(1, "-c", program)
+    assert done.returncode == 1
+    assert "CommError: MPI runs with thread level SINGLE, but torch has threads" in done.stderr
+
+
 # In a process of its own, because MPI starts once in each and stays.
 WITH_MPI = """
 import json, sys
