@@ -74,7 +74,7 @@ def test_nothing_that_ranks_do_together_communicates(
 
 
 FAILS = """
-import socket
+import os, socket
 from deepex.comm import connect
 from deepex.comm.together import AgreedError, together
 from deepex.errors import DataError
@@ -86,7 +86,8 @@ for ranks in [1], [0, 1]:
     try:
         together(comm, lambda: fails(ranks))
     except AgreedError as agreed:
-        print(type(agreed.error).__name__, str(agreed).replace(socket.gethostname(), "HOST"), flush=True)
+        message = str(agreed).replace(socket.gethostname(), "HOST")
+        os.write(1, f"{type(agreed.error).__name__} {message}\\n".encode())
 """
 
 
@@ -94,3 +95,26 @@ def test_an_error_of_one_rank_is_that_of_all_with_its_name() -> None:
     done = run_ranks(2, "-c", FAILS)
     assert done.stdout.count("DataError rank 1 on HOST: no such file") == 2, done.stderr
     assert done.stdout.count("DataError no such file") == 2
+
+
+EARLY = """
+import os, socket
+from deepex.comm.start import Start
+from deepex.errors import ConfigError
+start = Start.begin(os.environ)
+def fails(messages):
+    if messages[start.place.rank]:
+        raise ConfigError(messages[start.place.rank])
+for messages in (["one", "one"], ["one", "two"], ["", "two"]):
+    try:
+        start.agree(lambda: fails(messages), os.environ)
+    except ConfigError as error:
+        os.write(1, (str(error).replace(socket.gethostname(), "HOST") + "\\n").encode())
+"""
+
+
+def test_before_there_is_a_communicator_too() -> None:
+    """Where all have the same error none is named; else the lowest that has one."""
+    done = run_ranks(2, "-c", EARLY)
+    said = sorted(line for line in done.stdout.splitlines() if line)
+    assert said == ["one"] * 2 + ["rank 0 on HOST: one"] * 2 + ["rank 1 on HOST: two"] * 2, done.stderr

@@ -28,7 +28,9 @@ def crops(image: np.ndarray, config: AugmentConfig, size: tuple[int, int]) -> se
 def test_each_image_becomes_one_of_its_crops(data: st.DataObject) -> None:
     height, width = data.draw(st.integers(2, 7)), data.draw(st.integers(2, 7))
     config = AugmentConfig(
-        crop=data.draw(st.integers(0, min(height, width))), pad=data.draw(st.integers(0, 2)), flip=data.draw(st.booleans())
+        crop=data.draw(st.integers(0, min(height, width))),
+        pad=data.draw(st.integers(0, min(height, width, 3) - 1)),
+        flip=data.draw(st.booleans()),
     )
     channels, seed = data.draw(st.sampled_from([1, 3])), data.draw(st.integers(0, 1000))
     raw = torch.from_numpy(np.random.default_rng(seed).integers(1, 256, (5, height, width, channels), np.uint8))
@@ -67,5 +69,7 @@ def test_every_place_is_drawn(config: AugmentConfig) -> None:
 def test_a_crop_larger_than_the_image_is_refused() -> None:
     with pytest.raises(ConfigError, match="crop at most 28"):
         AugmentConfig(crop=32).size(28, 40)
+    with pytest.raises(ConfigError, match=r"augment\.pad is 28, but the images are 28×40, .*: pad by less than 28"):
+        AugmentConfig(pad=28).size(28, 40)
     with pytest.raises(ConfigError, match=r"augment\.pad is -1"):
         AugmentConfig(pad=-1)

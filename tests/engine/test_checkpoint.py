@@ -464,11 +464,39 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew_over_its_records(
     if there:
         (run / "checkpoints").mkdir()
     RunDirectory(run).set_state(status=status)
-    (run / "epochs.jsonl").write_bytes((run / "epochs.jsonl").read_bytes() * epochs)
+    line = (run / "epochs.jsonl").read_text(encoding="utf-8")
+    lines = [line.replace('"epoch": 1,', f'"epoch": {number},') for number in range(1, epochs + 1)]
+    (run / "epochs.jsonl").write_text("".join(lines), encoding="utf-8")
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     with pytest.raises(RunError, match=rf"has done {epochs} epochs?, but there is no checkpoint in .*/checkpoints: restore it, or"):
         deepex.train(_more(config, epochs=3), SoloCommunicator(), out=run, resume=True)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def test_checkpoints_of_another_run_are_refused(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    """Of the same network too; a copy of a run, and one that was begun before runs had an id, have their own."""
+    config, run = trained
+    for name in ("copy", "other", "old"):
+        shutil.copytree(run, tmp_path / name)
+    RunDirectory(tmp_path / "other").set_state(id="0123456789abcdef")
+    RunDirectory(tmp_path / "old").set_state(id="")
+    with pytest.raises(
+        RunError, match=r"checkpoint .*epoch000001-step000000\.safetensors is of another run than .*/other: take it"
+    ):
+        deepex.train(_more(config), SoloCommunicator(), out=tmp_path / "other", resume=True)
+    for name in ("copy", "old"):
+        assert len(deepex.train(_more(config), SoloCommunicator(), out=tmp_path / name, resume=True).epochs()) == 2
+    assert weights(tmp_path / "copy") == weights(tmp_path / "old")
+
+
+def test_a_run_whose_records_are_gone_is_not_resumed_with_a_gap(trained: tuple[RunConfig, Path]) -> None:
+    config, run = trained
+    (run / "epochs.jsonl").write_bytes(b"")
+    with pytest.raises(RunError, match=r"epochs\.jsonl has 0 epochs, but 1 were done: restore it, or begin a new run"):
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
+    (run / "epochs.jsonl").unlink()
+    with pytest.raises(RunError, match=r"has 0 epochs, but 1 were done"):
+        deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(trained: tuple[RunConfig, Path]) -> None:
@@ -734,7 +762,7 @@ def test_a_checkpoint_of_the_first_schema_is_read(trained: tuple[RunConfig, Path
     shutil.copytree(run, tmp_path / "old")
     header = next((tmp_path / "old" / "checkpoints").glob("*.json"))
     table = json.loads(header.read_text())
-    del table["sha256"]
+    del table["sha256"], table["run"]
     arena = table.pop("crc32")["arena"]
     header.write_text(json.dumps({**table, "schema": 1, "crc32": arena, "shared_crc32": {}}))
     for path in (run, tmp_path / "old"):
@@ -767,7 +795,7 @@ def test_a_header_of_the_first_schema_is_read_as_it_was_written(
     config, run = trained
     header = next((run / "checkpoints").glob("*.json"))
     table = json.loads(header.read_text())
-    del table["sha256"]
+    del table["sha256"], table["run"]
     old = {**table, "schema": 1, "crc32": table["crc32"]["arena"], "shared_crc32": {}, "own_crc32": {"momentum": [0]}}
     header.write_text(json.dumps({**old, **changes}))
     with pytest.raises(DamagedError):
@@ -863,7 +891,7 @@ def test_weights_load_strictly_into_a_network_with_buffers_of_the_moment(make_da
     network.load_state_dict(found)
     assert {*found} == {*network.state_dict()}
     with safe_open(next(run.checkpoints.glob("*.safetensors")), "pt") as held:
-        assert {name for name in held.keys() if name.startswith("counter:")} == {"counter:seen"}  # noqa: SIM118 - not a dict
+        assert {name for name in held.keys() if name.startswith("counter:")} == {"counter:seen", "counter:steps"}  # noqa: SIM118 - not a dict
     again = deepex.train(_more(config), SoloCommunicator(), out=run.path, resume=True)
     assert len(again.epochs()) == 2
 
@@ -877,9 +905,17 @@ def test_feeds_are_closed_if_the_start_fails(make_data: MakeData, tmp_path: Path
     def fails(_trainer: Trainer, *, resumed: bool) -> None:
         raise RunError("made up")
 
+    closes, closed = Trainer.close, list[Trainer]()
+
+    def watched(trainer: Trainer) -> None:
+        closed.append(trainer)
+        closes(trainer)
+
     monkeypatch.setattr(Trainer, "begin", fails)
+    monkeypatch.setattr(Trainer, "close", watched)
     before = threading.active_count()
     with pytest.raises(RunError, match="made up"):
         deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     assert threading.active_count() == before
+    assert len(closed) == 1
     assert not (tmp_path / "run").exists(), "no run has begun, so the directory can be taken again"

@@ -1,5 +1,6 @@
 """A configuration that is built in Python is checked as one from a file is."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from deepex.engine.checkpoint import CheckpointConfig
 from deepex.engine.config import RunConfig
 from deepex.engine.optim import OptimConfig
 from deepex.errors import ConfigError
+from deepex.record.schema import Config, checked
 from deepex.record.table import from_table, to_table
 from deepex.sync.config import SyncConfig
 
@@ -65,3 +67,28 @@ def test_what_a_file_may_say_may_be_said_in_python() -> None:
     config = RunConfig(**LEAST, optim=OptimConfig(rate=1, decay_epochs=[30, 60]), sync="auto", net_options={"a": [1, {"b": 2.5}]})
     assert (type(config.optim.rate), config.optim.decay_epochs, config.sync) == (float, (30.0, 60.0), SyncConfig(strategy="auto"))
     assert from_table(RunConfig, to_table(config)) == config
+
+
+NUMBERS = [
+    (prefix + one.name, kind, one.name)
+    for prefix, kind in (("", RunConfig), ("optim.", OptimConfig), ("checkpoint.", CheckpointConfig), ("augment.", AugmentConfig))
+    for one in dataclasses.fields(kind)
+    if type(one.default) in (int, float)
+]
+
+
+@pytest.mark.parametrize("value", [1, 1e6, 2**53, 1e17, 2**63, 2**64 - 1, 1e19, 1e300])
+@pytest.mark.parametrize(("key", "kind", "name"), NUMBERS, ids=[key for key, *_ in NUMBERS])
+def test_what_a_run_may_begin_with_may_be_read_of_its_record(key: str, kind: Any, name: str, value: float) -> None:
+    table, _, last = key.rpartition(".")
+    value = type(kind.__dataclass_fields__[name].default)(value)
+    try:
+        config = from_table(RunConfig, LEAST | ({table: {last: value}} if table else {last: value}))
+    except ConfigError:
+        return
+    checked(Config, to_table(config), Path("config.toml"))
+
+
+def test_threads_that_no_node_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match="threads is 100000; it must be at most 4096"):
+        RunConfig(**LEAST, threads=100_000)

@@ -271,6 +271,11 @@ def epoch_records(draw: st.DrawFn) -> EpochRecord:
     )
 
 
+def numbered(records: list[EpochRecord]) -> list[EpochRecord]:
+    """As a run would write them."""
+    return [replace(record, epoch=number) for number, record in enumerate(records, start=1)]
+
+
 def fresh(factory: pytest.TempPathFactory) -> RunDirectory:
     return RunDirectory(factory.mktemp("run"))
 
@@ -278,7 +283,7 @@ def fresh(factory: pytest.TempPathFactory) -> RunDirectory:
 @settings(max_examples=40)
 @given(records=st.lists(epoch_records(), max_size=4))
 def test_epochs_come_back_as_they_were_appended(tmp_path_factory: pytest.TempPathFactory, records: list[EpochRecord]) -> None:
-    run = fresh(tmp_path_factory)
+    run, records = fresh(tmp_path_factory), numbered(records)
     for record in records:
         run.append(record)
     assert run.epochs() == records
@@ -290,7 +295,7 @@ def test_a_last_line_that_a_kill_cut_off_is_no_record(
     tmp_path_factory: pytest.TempPathFactory, records: list[EpochRecord], data: st.DataObject
 ) -> None:
     """However much of it was written: its end, the line break, is what makes it a record."""
-    run = fresh(tmp_path_factory)
+    run, records = fresh(tmp_path_factory), numbered(records)
     for record in records:
         run.append(record)
     content = lines(run).read_bytes()
@@ -308,7 +313,23 @@ def test_a_damaged_line_in_the_middle_is_named_with_its_number(run: RunDirectory
     with pytest.raises(RunError) as caught:
         run.epochs()
     assert f"{lines(run)}, line 2 is damaged" in str(caught.value)
-    assert "delete the line or restore the file" in str(caught.value)
+    assert str(caught.value).endswith("; restore the file, or leave this run out")
+
+
+@pytest.mark.parametrize("kept", [[1], [0, 2], [1, 0], [0, 0]])
+def test_a_line_that_is_gone_or_elsewhere_is_told(run: RunDirectory, kept: list[int]) -> None:
+    for number in (1, 2, 3):
+        run.append(make_epoch(number))
+    content = lines(run).read_text(encoding="utf-8").splitlines(keepends=True)
+    lines(run).write_text("".join(content[index] for index in kept), encoding="utf-8")
+    with pytest.raises(RunError, match=r"line [12] is of epoch [1-3]: lines are missing, or in another order; restore the file"):
+        run.epochs()
+
+
+def test_records_of_epochs_that_cannot_be_read_are_not_none(run: RunDirectory) -> None:
+    lines(run).mkdir()
+    with pytest.raises(RunError, match=r"epochs\.jsonl cannot be read: Is a directory"):
+        run.epochs()
 
 
 def table(**changes: Any) -> str:

@@ -58,6 +58,7 @@ def test_a_target_is_read_as_a_person_writes_it(text: str, target: Target) -> No
         "error <= 1e",
         "error <= 1-1",
         "error <= nan",
+        "loss <= 1e999",
         "error <= 0.1 and loss <= 2",
         "accuracy <= 0.1",
         "test error <= 0.1",
@@ -74,6 +75,12 @@ def test_what_is_no_target_is_shown_with_the_rule_and_an_example(text: str) -> N
     assert "'validation error <= 0.1'" in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["error <= -1", "validation rmse <= -1e-9"])
+def test_what_no_run_can_reach_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"target is '{text}', but (error|rmse) is never below 0"):
+        Target.parse(text)
+
+
 @given(
     st.sampled_from(["train", "validation"]),
     st.sampled_from(["error", "rmse", "loss"]),
@@ -81,7 +88,7 @@ def test_what_is_no_target_is_shown_with_the_rule_and_an_example(text: str) -> N
 )
 def test_a_target_says_itself_exactly(part: str, measure: str, value: float) -> None:
     """A record carries the text: it must be the target that was measured to, not a rounded one."""
-    target = Target(part, measure, value)
+    target = Target(part, measure, value if measure == "loss" else abs(value))
     assert Target.parse(str(target)) == target
 
 

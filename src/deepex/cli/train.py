@@ -81,7 +81,7 @@ def _config(recipe: str | None, resume: str | None, replicas: int | None, assign
     changes = parse_assignments(assignments)
     if replicas is not None:
         changes["replicas"] = replicas
-    if changes.get("threads", 0) == 0 and os.environ.get("OMP_NUM_THREADS", "").isdigit():
+    if changes.get("threads", 0) == 0 and os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         changes["threads"] = int(os.environ["OMP_NUM_THREADS"])  # the user's own choice for this job
     if resume is None:
         return find_config(recipe or "", changes)

@@ -41,6 +41,11 @@ class AugmentConfig:
             raise ConfigError(
                 f"augment.crop is {self.crop}, but the images are {height}×{width}: crop at most {min(height, width)}"
             )
+        if self.pad >= min(height, width):
+            raise ConfigError(
+                f"augment.pad is {self.pad}, but the images are {height}×{width}, of which a crop might see nothing: pad by less "
+                f"than {min(height, width)}"
+            )
         return (self.crop, self.crop) if self.crop else (height, width)
 
 

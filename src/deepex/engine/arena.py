@@ -23,6 +23,7 @@ frozen tensors. Integer and boolean buffers (batch norm's counters) are not aver
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -172,11 +173,25 @@ class Arena:
 
     def take_back_buffers(self) -> None:
         """Take over the values of buffers that the network has replaced (`self.mean = …`), and make it use the arena's again."""
-        for owner, name, held in self._buffers:
-            found = owner._buffers[name]
-            if found is not held and found is not None:
-                held.copy_(found.detach())
+        for owner, name, held, memory in self._buffers:
+            found = owner._buffers.get(name)
+            if found is not None and (found is not held or found.data_ptr() != memory.data_ptr()):
+                memory.copy_(found.detach())
+                held.data = memory
                 owner._buffers[name] = held
+
+    @contextmanager
+    def keeping_buffers(self) -> Iterator[None]:
+        """Let the network compute without learning: afterwards its buffers are as they were."""
+        self.take_back_buffers()
+        memory = list({id(held): memory for _, _, held, memory in self._buffers}.values())
+        kept = [one.clone() for one in memory]
+        try:
+            yield
+        finally:
+            self.take_back_buffers()
+            if memory:
+                torch._foreach_copy_(memory, kept)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter and averaged buffer by the module's own name."""
@@ -233,7 +248,7 @@ class Arena:
                 own = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)  # not a transposed or expanded view
                 _replace_buffer(module, buffer, own.copy_(buffer))
         self._buffers = [
-            (owner, name, buffer)
+            (owner, name, buffer, buffer.detach())  # the last stays where it is, whatever `buffer.data` becomes
             for owner in module.modules()
             for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False)
         ]

@@ -97,8 +97,9 @@ def save(
     kept: State,
     rule: dict[str, Any],
     keep: int,
+    run: str = "",
 ) -> Path:
-    """Write a checkpoint; `kept` is what there is beside the arena, `rule` what the period rule has learnt.
+    """Write a checkpoint; `kept` is what there is beside the arena, `rule` what the period rule has learnt, `run` whose it is.
 
     Collective if replicas have something of their own.
     """
@@ -112,6 +113,7 @@ def save(
         shared = {f"shared:{name}": tensor for name, tensor in kept.shared.items()}
         header = {
             "schema": _SCHEMA,
+            "run": run,
             "epoch": position.epoch,
             "step": position.step,
             "syncs": position.syncs,
@@ -348,10 +350,8 @@ def save_weights(path: Path, arena: Arena, network: nn.Module) -> None:
 
 
 def _counters(network: nn.Module) -> dict[str, torch.Tensor]:
-    """Whole numbers among what the network keeps; the arena has the others."""
-    kept = network.state_dict(keep_vars=True)
-    found = {name: buffer for name, buffer in network.named_buffers() if name in kept and not buffer.is_floating_point()}
-    return {f"counter:{name}": buffer for name, buffer in found.items()}
+    """Buffers of whole numbers, those of the moment too; the arena has the others."""
+    return {f"counter:{name}": buffer for name, buffer in network.named_buffers() if not buffer.is_floating_point()}
 
 
 def _check_layout(checkpoint: Checkpoint, arena: Arena) -> None:

@@ -5,7 +5,7 @@ from_table(RunConfig, to_table(config)) == config
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from deepex.data.augment import AugmentConfig
 from deepex.engine.checkpoint import CheckpointConfig
@@ -15,6 +15,8 @@ from deepex.errors import ConfigError, UnknownName
 from deepex.record.table import check_types
 from deepex.record.target import Target
 from deepex.sync.config import SyncConfig
+
+_MOST_THREADS: Final = 4096  # more than any node has cores; the libraries crash where the system gives them fewer than they want
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,8 @@ class RunConfig:
         for name, least in (("epochs", 1), ("batch", 1), ("replicas", 0), ("threads", 0), ("seed", 0), ("samples", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.threads > _MOST_THREADS:
+            raise ConfigError(f"threads is {self.threads}; it must be at most {_MOST_THREADS}: it is what each rank computes with")
         if self.sampling != 0 and not 0.01 <= self.sampling <= 3600:
             raise ConfigError(f"sampling is {self.sampling}; it must be from 0.01 to 3600 seconds, or 0 for no sampling")
         if self.objective not in OBJECTIVES:

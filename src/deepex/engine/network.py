@@ -3,6 +3,8 @@
 check_weights(network)
 check_averages(network, replicas=4)
 copied = twin(network)
+held = Held(copied)         # its parameters, as they are now
+held.check()                # what it has done to them meanwhile
 """
 
 import copy
@@ -45,17 +47,45 @@ def check_averages(network: nn.Module, replicas: int) -> None:
 
 
 def twin(network: nn.Module) -> nn.Module:
-    """A copy, ready to train, that shares the weights; nobody may update them there."""
-    same: dict[int, object] = {
-        id(parameter): nn.Parameter(parameter.data, requires_grad=parameter.requires_grad) for parameter in network.parameters()
-    }
+    """A copy, ready to train. It shares nothing: a network may change its weights itself, as it does to normalise them."""
     try:
-        return begin_training(copy.deepcopy(network, same))
+        return begin_training(copy.deepcopy(network))
     except Exception as error:
         raise ConfigError(
             f"the network cannot be copied, which is needed to try it ({told(error)}); make it of modules, parameters and buffers "
             "alone: for example with torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm"
         ) from error
+
+
+def beside_tensors(network: nn.Module) -> list[str]:
+    """The modules that keep something beside parameters and buffers, which no checkpoint has."""
+    usual = nn.Module.get_extra_state
+    return [name or type(part).__name__ for name, part in network.named_modules() if type(part).get_extra_state is not usual]
+
+
+class Held:
+    """Where the parameters of a network are, so that one that it takes elsewhere is noticed: nobody else would train that one."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._found = [
+            (owner, name, f"{prefix}.{name}" if prefix else name, parameter, parameter.data_ptr(), parameter.requires_grad)
+            for prefix, owner in network.named_modules()
+            for name, parameter in owner.named_parameters(recurse=False)
+        ]
+
+    def check(self) -> None:
+        """Raise ConfigError if one is not where it was, or is frozen and was not, or the other way round."""
+        for owner, name, path, parameter, address, trained in self._found:
+            if owner._parameters.get(name) is not parameter or parameter.data_ptr() != address:
+                raise ConfigError(
+                    f"the network puts another tensor in the place of its parameter {path!r} while it runs, and only the one that "
+                    "it began with is trained and kept: change that, with torch.no_grad() and copy_(), or make it a buffer"
+                )
+            if parameter.requires_grad != trained:
+                raise ConfigError(
+                    f"the network changes requires_grad of its parameter {path!r} while it runs, but what is trained is settled "
+                    "before: set it when the network is made"
+                )
 
 
 def _complaint(tensor: torch.Tensor, *, trained: bool) -> str | None:

@@ -62,14 +62,10 @@ class Statistics:
     @contextmanager
     def estimated(self, epoch: int) -> Iterator[None]:
         """Put estimates in place; afterwards all buffers are as they were."""
-        buffers = list(self._network.buffers())
-        kept = [buffer.clone() for buffer in buffers]
-        self._measure(epoch, kept, buffers)
-        try:
+        with self._arena.keeping_buffers():
+            buffers = list(self._network.buffers())
+            self._measure(epoch, [buffer.clone() for buffer in buffers], buffers)
             yield
-        finally:
-            for buffer, value in zip(buffers, kept, strict=True):
-                buffer.copy_(value)
 
     @torch.no_grad()
     def _measure(self, epoch: int, kept: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
@@ -91,6 +87,7 @@ class Statistics:
             finally:
                 for layer, momentum in zip(self._layers, momenta, strict=True):
                     layer.momentum = momentum
+        self._arena.take_back_buffers()
         total.reach(self._comm)
         total.into(region)
         measured = {id(layer.running_mean) for layer in self._layers} | {id(layer.running_var) for layer in self._layers}

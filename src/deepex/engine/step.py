@@ -61,17 +61,14 @@ class EagerStep:
         """How long a step takes, about: the second of two on an empty batch; weights and buffers are left as they were."""
         raw = torch.zeros((batch, *self._prepare.raw_shape), dtype=torch.uint8, device=self._device)
         labels = torch.zeros(batch, dtype=torch.int64, device=self._device)
-        kept = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
-        for _ in range(2):
-            self._wait()
-            began = perf_counter()
-            self.forward(self.prepare(raw, train=True), labels)
-            self.backward()
-            self._wait()
-        seconds = perf_counter() - began
-        self._arena.take_back_buffers()  # else a network that replaces them would go on with those of the trial
-        for buffer, value in kept:
-            buffer.copy_(value)
+        with self._arena.keeping_buffers():
+            for _ in range(2):
+                self._wait()
+                began = perf_counter()
+                self.forward(self.prepare(raw, train=True), labels)
+                self.backward()
+                self._wait()
+            seconds = perf_counter() - began
         self.sums.zero_()
         return seconds
 

@@ -232,8 +232,9 @@ class Trainer:
         if self._evaluator is None:
             return [0.0] * 4
         began = perf_counter()
-        with self.delivered(epoch):
+        with self.delivered(epoch), self.learner.arena.keeping_buffers():
             sums = self._evaluator.sums(self.learner.network, self.learner.step, self.learner.objective)
+        self.learner.settle_network()
         return [*sums, perf_counter() - began]
 
     def _score(self, sums: list[float], seconds: float | None = None) -> Score:
@@ -274,6 +275,7 @@ class Trainer:
             kept=learner.kept(),
             rule=learner.rule.state,
             keep=self._config.checkpoint.keep,
+            run=self._run.id if self._comm.rank == 0 else "",
         )
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from deepex.data.feeds.shard import Shards, Slices
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Dataset
-from deepex.engine.network import check_averages, check_weights, twin
+from deepex.engine.network import Held, check_averages, check_weights, twin
 from deepex.engine.objective import Objective, make_objective
 from deepex.errors import ConfigError, UserError, told
 
@@ -84,6 +84,7 @@ class _Attempt:
     def train(self, count: int) -> Trial:
         """A step on `count` images."""
         network = twin(self._network)
+        held = Held(network)
         images, labels = self._batch(count)
         with _raised_in(f"training on {count}"):
             output, saved_bytes = _forward(network, images)
@@ -93,6 +94,7 @@ class _Attempt:
             self._objective.tally(output, images, labels)
             if loss.requires_grad:
                 loss.backward()
+        held.check()
         self._check_gradients(network)
         return Trial(saved_bytes=saved_bytes, images=count)
 
@@ -100,6 +102,7 @@ class _Attempt:
     def evaluate(self, count: int) -> None:
         """An evaluation of `count` images."""
         network = twin(self._network).eval()
+        held = Held(network)
         images, labels = self._batch(count)
         with _raised_in(f"evaluating {count}"):
             output = network(images)
@@ -107,6 +110,7 @@ class _Attempt:
         with _raised_in(f"evaluating {count}"):
             self._objective.loss(output, images, labels)
             self._objective.tally(output, images, labels)
+        held.check()
 
     def _batch(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The same on every rank."""

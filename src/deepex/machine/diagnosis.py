@@ -162,7 +162,7 @@ def _thread_problems(facts: Facts) -> Iterator[Problem]:
     cpu, plan = facts["machine"].get("cpu") or {}, facts["plan"]
     asked = str((threads.get("variables") or {}).get("OMP_NUM_THREADS", "")).partition(",")[0]
     cores = cpu.get("num_cores_usable") or 1
-    if asked.isdigit() and plan["ranks"] > 1 and int(asked) * plan["ranks"] > cores:
+    if asked.isdecimal() and plan["ranks"] > 1 and int(asked) * plan["ranks"] > cores:
         yield _warning(
             f"OMP_NUM_THREADS is {asked}: {plan['ranks']} ranks want {int(asked) * plan['ranks']} of {cores} cores: "
             f"unset it (DeepEx then gives each rank its share), or set it to {max(1, cores // plan['ranks'])}."

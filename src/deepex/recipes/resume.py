@@ -30,10 +30,21 @@ def find_checkpoints(path: Path, config: RunConfig, comm: Communicator, *, resum
     if config.replicas not in (0, run.state["replicas"]):
         raise RunError(f"{path} was trained with {run.state['replicas']} replicas; it cannot go on with {config.replicas}")
     found = checkpoints.usable(path / "checkpoints", say if comm.rank == 0 else lambda _: None)
+    _check_own(run, found)
     if not found:
         _check_none_is_lost(run)
     _check_position(path, config, found[0] if found else None)
     return found
+
+
+def _check_own(run: RunDirectory, found: list[checkpoints.Checkpoint]) -> None:
+    """Refuse what another run has learnt: it may be of the same network."""
+    for checkpoint in found:
+        if run.id and checkpoint.header.get("run", "") not in ("", run.id):
+            raise RunError(
+                f"checkpoint {checkpoint.path} is of another run than {run.path}: take it and its .json away, or restore the "
+                "run's own"
+            )
 
 
 def _check_none_is_lost(run: RunDirectory) -> None:
@@ -51,6 +62,7 @@ def _check_position(path: Path, config: RunConfig, checkpoint: checkpoints.Check
     """Refuse a configuration that does not go on where the checkpoint is."""
     run = RunDirectory.open(path)
     _check_epochs(path, config, checkpoint)
+    _check_records(run, checkpoint)
     for key in ("batch", "seed", "samples") if _is_within_epoch(checkpoint) else ():
         if (begun := run.config.get(key, 0)) != getattr(config, key):
             raise RunError(
@@ -83,6 +95,16 @@ def _check_epochs(path: Path, config: RunConfig, checkpoint: checkpoints.Checkpo
         more = " and a part of the next" if done.step else ""
         raise RunError(
             f"{path} has done {done.epoch} epochs{more}, and epochs is {config.epochs}: set it to {least} at least, or begin "
+            "a new run"
+        )
+
+
+def _check_records(run: RunDirectory, checkpoint: checkpoints.Checkpoint | None) -> None:
+    """Refuse to leave a gap in the records of a run: those of an epoch are written before its checkpoint."""
+    done, recorded = checkpoint.position.epoch if checkpoint is not None else 0, len(run.epochs())
+    if recorded < done:
+        raise RunError(
+            f"{run.path / 'epochs.jsonl'} has {recorded} epoch{'s' * (recorded != 1)}, but {done} were done: restore it, or begin "
             "a new run"
         )
 

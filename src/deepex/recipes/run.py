@@ -21,6 +21,7 @@ from deepex.data.feeds import tally
 from deepex.engine import checkpoint as checkpoints
 from deepex.engine.config import RunConfig
 from deepex.engine.job import Job
+from deepex.engine.network import beside_tensors
 from deepex.engine.trainer import Outcome, Trainer
 from deepex.engine.watch import Watcher
 from deepex.errors import DataError, DeepexError, told
@@ -96,6 +97,8 @@ def _train(
     if resume:
         job = dataclasses.replace(job, begun=together(comm, lambda: step_begun(job, run)))
     together(comm, lambda: _verify(job, comm))
+    if comm.rank == 0:
+        _warn(job)
     job = agree_on_placement(job, comm, checkpoint=found[0].path.name if found else None)
     threads = config.threads or (
         1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size)
@@ -185,6 +188,15 @@ def _verify(job: Job, comm: Communicator) -> None:
     if bad:
         more = f" (and {len(bad) - 1} more: see `deepex data verify`)" if len(bad) > 1 else ""
         raise DataError(f"{bad[0]}{more}")
+
+
+def _warn(job: Job) -> None:
+    if keeps := beside_tensors(job.network):
+        what = f"the modules {', '.join(map(repr, keeps[:4]))}" if len(keeps) > 1 else f"the module {keeps[0]!r}"
+        say(
+            f"{what} of the network has a get_extra_state(): what that gives is in no checkpoint and not in weights.safetensors, "
+            "and a run that is resumed begins without it; keep it in buffers"
+        )
 
 
 def _note_start(

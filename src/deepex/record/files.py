@@ -54,12 +54,10 @@ def read_json(path: Path, *, finite: bool = False) -> Any:
     return parse_json(read_bytes(path), str(path), finite=finite)
 
 
-def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
+def read_lines(path: Path, *, finite: bool = False, remedy: str = LINE_REMEDY) -> list[Any]:
     """Read a file of JSON lines. A last line without its end was cut off by a kill and is none."""
     *lines, _cut = read_bytes(path).split(b"\n")
-    return [
-        parse_json(line, f"{path}, line {number}", finite=finite, remedy=LINE_REMEDY) for number, line in enumerate(lines, start=1)
-    ]
+    return [parse_json(line, f"{path}, line {number}", finite=finite, remedy=remedy) for number, line in enumerate(lines, start=1)]
 
 
 def read_bytes(path: Path) -> bytes:

@@ -26,14 +26,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import token_hex
 from time import sleep
 from typing import Any, Final, Self
 
 from deepex.errors import RunError
 from deepex.record.clock import COMPUTE, PHASES
-from deepex.record.files import LINE_REMEDY, read_json, read_lines, storage_error, write_json, write_text
+from deepex.record.files import read_json, read_lines, storage_error, write_json, write_text
 from deepex.record.rule import Amount, Amounts, Count, Seconds, Shares, Times
-from deepex.record.schema import Config, Machine, State, checked, checked_line, read_moments
+from deepex.record.schema import REMEDY, Config, Machine, State, checked, checked_line, read_moments
 from deepex.record.table import dump_toml, load_toml
 
 SCHEMA: Final = 1
@@ -121,7 +122,7 @@ class RunDirectory:
             raise storage_error(path, error) from error
         write_text(path / "config.toml", dump_toml(config))
         write_json(path / "machine.json", machine)
-        run.set_state(schema=SCHEMA, status="running", started=now(), **state)
+        run.set_state(schema=SCHEMA, id=token_hex(8), status="running", started=now(), **state)
         return run
 
     @classmethod
@@ -165,6 +166,11 @@ class RunDirectory:
         return state
 
     @property
+    def id(self) -> str:
+        """What tells the run from others, wherever its directory is moved to; empty for one that was begun before there was any."""
+        return str(self.state.get("id", ""))
+
+    @property
     def outcome(self) -> tuple[str, str]:
         """The status and the reason, for people: a run that says `running`, and that nobody writes any more, was `killed`.
 
@@ -204,9 +210,9 @@ class RunDirectory:
     def epochs(self) -> list[EpochRecord]:
         """Every epoch that was written whole. A last line without its end was cut off by a kill and is no record."""
         path = self.path / "epochs.jsonl"
-        if not path.is_file():
+        if not path.exists():
             return []
-        return [_epoch(path, number, table) for number, table in enumerate(read_lines(path), start=1)]
+        return [_epoch(path, number, table) for number, table in enumerate(read_lines(path, remedy=REMEDY), start=1)]
 
     def resources(self) -> dict[str, list[dict[str, float]]]:
         """What each node's first rank saw from moment to moment, by host; a run on one node has the host "".
@@ -306,8 +312,10 @@ def now() -> str:
 
 
 def _epoch(path: Path, number: int, table: object) -> EpochRecord:
-    epoch: EpochRecord = checked_line(EpochRecord, table, path, number)
+    epoch: EpochRecord = checked_line(EpochRecord, table, path, number, REMEDY)
+    if epoch.epoch != number:
+        raise RunError(f"{path}, line {number} is of epoch {epoch.epoch}: lines are missing, or in another order; {REMEDY}")
     lengths = {len(epoch.phases.get(name, [])) for name in PHASES} | {len(epoch.wall)}
     if lengths != {len(epoch.wall)}:
-        raise RunError(f"{path}, line {number} has phases of different numbers of ranks: {sorted(lengths)}; {LINE_REMEDY}")
+        raise RunError(f"{path}, line {number} has phases of different numbers of ranks: {sorted(lengths)}; {REMEDY}")
     return epoch

@@ -50,6 +50,7 @@ class State(TypedDict, total=False):
     """`run.json`."""
 
     schema: Any  # RunDirectory.open judges it
+    id: str  # its checkpoints have it too
     status: str
     reason: str
     started: Time
@@ -202,12 +203,12 @@ def read_moments(path: Path) -> list[dict[str, float]]:
     ]
 
 
-def checked_line(kind: Any, value: object, path: Path, number: int) -> Any:
+def checked_line(kind: Any, value: object, path: Path, number: int, remedy: str = LINE_REMEDY) -> Any:
     """Give what a line of a file holds, as `checked` does."""
     try:
         return convert(kind, value, "")
     except ConfigError as error:
-        raise RunError(f"{path}, line {number} is damaged: {error}; {LINE_REMEDY}") from error
+        raise RunError(f"{path}, line {number} is damaged: {error}; {remedy}") from error
 
 
 def _guarded(value: Any, path: Path, where: str) -> Any:

@@ -4,8 +4,10 @@
 Target(part='validation', measure='error', value=0.1)
 """
 
+import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from deepex.errors import ConfigError
@@ -24,11 +26,11 @@ class Target:
     def parse(cls, text: str) -> "Target":
         """Read a target as a person writes it; without a part it is the training part, as in the paper."""
         match = re.fullmatch(r"(?:(train|validation)\s+)?(error|rmse|loss)\s*(?:<=|<|=|:|\s)\s*([-+.\deE]+)", text.strip())
-        try:
-            if match:
-                return cls(part=match[1] or "train", measure=match[2], value=float(match[3]))
-        except ValueError:
-            pass
+        with suppress(ValueError):
+            if match and math.isfinite(value := float(match[3])):
+                if match[2] != "loss" and value < 0:
+                    raise ConfigError(f"target is {text!r}, but {match[2]} is never below 0: choose a value of at least 0")
+                return cls(part=match[1] or "train", measure=match[2], value=value)
         raise ConfigError(
             f"target is {text!r}; it must be [train|validation] error|rmse|loss <= NUMBER, for example 'validation error <= 0.1'"
         )
