@@ -338,7 +338,7 @@ def test_a_run_that_was_killed_at_its_target_does_not_go_beyond(
     assert (run.state["status"], run.state["reason"]) == ("finished", "target reached: error <= 1")
     assert len(run.epochs()) == 1
     assert (run.path / "weights.safetensors").is_file()
-    further = dataclasses.replace(config, target="error <= -1")
+    further = dataclasses.replace(config, target="loss <= -1")
     assert len(deepex.train(further, SoloCommunicator(), out=run.path, resume=True).epochs()) == 3
 
 

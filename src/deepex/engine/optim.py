@@ -47,7 +47,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         check_types(self, "optim.")
         rules = (
-            ("rate", 0 < self.rate <= 1e6, "above 0 and at most 1e6"),
+            ("rate", 0 < self.rate <= 1e12, "above 0 and at most 1e12"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
             ("weight_decay", self.weight_decay >= 0, "at least 0"),
             ("trust", self.trust > 0, "above 0"),
