@@ -27,7 +27,7 @@ class Changing(nn.Module):
 
     def __init__(self, change: Change, classes: int = 10, *, first: int = 0, persistent: bool = True) -> None:
         super().__init__()
-        self.dense = nn.Linear(784, classes)
+        self.norm, self.dense = nn.BatchNorm2d(1), nn.Linear(784, classes)
         self.register_buffer("count", torch.zeros(()), persistent=persistent)
         self.register_buffer("whole", torch.zeros((), dtype=torch.int64), persistent=persistent)
         self.change, self.first, self.passes = change, first, 0
@@ -36,7 +36,7 @@ class Changing(nn.Module):
         self.passes += 1
         if self.passes > self.first:
             self.change(self)
-        output: torch.Tensor = self.dense(images.flatten(1)) * (1 + 0.1 * ((self.count + self.whole) % 7))
+        output: torch.Tensor = self.dense(self.norm(images).flatten(1)) * (1 + 0.1 * ((self.count + self.whole) % 7))
         return output
 
 
@@ -143,11 +143,14 @@ def test_buffers_are_the_same_however_they_are_changed_and_wherever_a_run_resume
         for persistent in (True, False):
             name = f"{change.__name__}-{persistent}"
             config = config_of(data, change, replicas=replicas, persistent=persistent)
-            seen[name] = _weights(deepex.train(config, SoloCommunicator(), out=tmp_path / name))
+            run = deepex.train(config, SoloCommunicator(), out=tmp_path / name)
+            assert run.state["statistics"]["kind"] == ("running" if replicas == 1 else "estimated")
+            seen[name] = _weights(run) | {"validation": torch.tensor([e.validation.loss for e in run.epochs() if e.validation])}
             first = config_of(data, change, replicas=replicas, persistent=persistent, epochs=1)
             deepex.train(first, SoloCommunicator(), out=tmp_path / f"{name}-resumed")
             again = deepex.train(config, SoloCommunicator(), out=tmp_path / f"{name}-resumed", resume=True)
-            assert _same(_weights(again), seen[name]), name
+            validation = torch.tensor([e.validation.loss for e in again.epochs() if e.validation])
+            assert _same(_weights(again) | {"validation": validation}, seen[name]), name
     assert all(_same(seen["adds-False"], seen[name]) for name in seen if name.endswith("False"))
     steps = 2 * 96 // 8 // replicas
     for name in (name for name in seen if name.endswith("True")):
