@@ -69,7 +69,7 @@ class Learner:
         self._updates_locally = config.sync.strategy != "gradients"
         gathers = not self._updates_locally or job.device.type != "cpu"
         self.arena = Arena(job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros)
-        self._held = Held(self.network)
+        self.held = Held(self.network)
         self.objective = make_objective(config.objective)
         prepare = Prepare(
             manifest,
@@ -312,7 +312,7 @@ class Learner:
                     stop = done
                     break
             self.rate = self._rate(epoch, min(turn.stop, stop) - 1)
-            self.settle_network()
+            self.arena.take_back_buffers()
             if careful:
                 self._lose_if_astray(turn, before)
             self.momentum.end(turn.index)
@@ -326,11 +326,6 @@ class Learner:
             self.runner.update(self.rate)
             self.clock.mark(UPDATE)
         return stop
-
-    def settle_network(self) -> None:
-        """Take over what the network has put in the place of its buffers; raise ConfigError for what nobody can take over."""
-        self.arena.take_back_buffers()
-        self._held.check()
 
     def _lose_if_astray(self, turn: SyncTurn, before: torch.Tensor) -> None:
         """Leave out a replica whose loss in this turn was no number, or absurd: of the sums, and of what is agreed on next."""

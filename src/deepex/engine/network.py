@@ -68,15 +68,15 @@ class Held:
 
     def __init__(self, network: nn.Module) -> None:
         self._found = [
-            (owner, name, f"{prefix}.{name}" if prefix else name, parameter, parameter.data_ptr(), parameter.requires_grad)
+            (owner._parameters, name, f"{prefix}.{name}" if prefix else name, parameter, parameter.data_ptr(), parameter.requires_grad)
             for prefix, owner in network.named_modules()
             for name, parameter in owner.named_parameters(recurse=False)
         ]
 
     def check(self) -> None:
         """Raise ConfigError if one is not where it was, or is frozen and was not, or the other way round."""
-        for owner, name, path, parameter, address, trained in self._found:
-            if owner._parameters.get(name) is not parameter or parameter.data_ptr() != address:
+        for holder, name, path, parameter, address, trained in self._found:
+            if holder.get(name) is not parameter or parameter.data_ptr() != address:
                 raise ConfigError(
                     f"the network puts another tensor in the place of its parameter {path!r} while it runs, and only the one that "
                     "it began with is trained and kept: change that, with torch.no_grad() and copy_(), or make it a buffer"

@@ -168,6 +168,7 @@ class Trainer:
     def _position(self, epoch: int, step: int, syncs: int, before: Position) -> Position:
         """A position within an epoch: what all ranks have summed up so far goes with it."""
         shards = self._job.shards
+        self.learner.held.check()
         mine = sum(shards.samples(replica, before.step, step) for replica in self.learner.replicas) - self.learner.lost_samples
         row = [*self.learner.runner.sums.tolist(), mine, self.learner.lost, *self.learner.apart()]
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
@@ -184,6 +185,7 @@ class Trainer:
         sums = self.learner.runner.sums.tolist()
         reads = [*tally.take()]
         validation = self._validate(position.epoch)
+        self.learner.held.check()
         reads += tally.take()
         seen = mine - self.learner.lost_samples
         told = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *reads, *self.usage.row()]
@@ -234,7 +236,6 @@ class Trainer:
         began = perf_counter()
         with self.delivered(epoch), self.learner.arena.keeping_buffers():
             sums = self._evaluator.sums(self.learner.network, self.learner.step, self.learner.objective)
-        self.learner.settle_network()
         return [*sums, perf_counter() - began]
 
     def _score(self, sums: list[float], seconds: float | None = None) -> Score:
