@@ -68,8 +68,8 @@ class Held:
 
     def __init__(self, network: nn.Module) -> None:
         self._found = [
-            (owner._parameters, name, f"{prefix}.{name}" if prefix else name, parameter, parameter.data_ptr(), parameter.requires_grad)
-            for prefix, owner in network.named_modules()
+            (owner._parameters, name, f"{path}.{name}".lstrip("."), parameter, parameter.data_ptr(), parameter.requires_grad)
+            for path, owner in network.named_modules()
             for name, parameter in owner.named_parameters(recurse=False)
         ]
 
