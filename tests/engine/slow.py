@@ -15,7 +15,7 @@ from deepex.comm import Communicator, connect
 from deepex.comm.library import start_mpi
 from tests.comm.background_contract import Wrapping
 
-SECONDS_PER_NUMBER = 15e-6
+SECONDS_PER_NUMBER = 30e-6
 
 
 class Slow(Wrapping):
