@@ -14,6 +14,7 @@ from deepex.data.pack import pack
 from deepex.recipes.job import SAMPLES
 
 torch.set_num_threads(1)
+os.environ.pop("PYTHONUNBUFFERED", None)  # with it, print() writes a line in two pieces, and lines of ranks run into each other
 if not torch.cuda.is_available():  # then Triton interprets its kernels, which it must know before it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 settings.register_profile("deepex", deadline=None)  # no test times anything
