@@ -119,6 +119,53 @@ def part_frozen() -> nn.Module:
     return network
 
 
+class Memory(nn.Module):
+    """Keeps what it computed with its history: to be looked at, or (`adds`) to be used in the next step."""
+
+    def __init__(self, *, adds: bool) -> None:
+        super().__init__()
+        self.dense, self.adds = nn.Linear(784, 10), adds
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.dense(images.flatten(1))
+        summed = output + (self.seen[0].mean() if self.adds and self.seen else 0)
+        self.seen = [summed * output]
+        return summed
+
+
+class Shared(nn.Module):
+    """Several tensors in one memory; what `change` does to them is done in each pass."""
+
+    def __init__(self, parameters: bool, parts: Callable[[torch.Tensor], list[torch.Tensor]], change: bool = False) -> None:
+        super().__init__()
+        self.dense, self.change = nn.Linear(784, 10), change
+        names = ("one", "other")
+        for name, part in zip(names, parts(torch.rand(10, 20)), strict=True):
+            if parameters or (name == "one" and not change):
+                self.register_parameter(name, nn.Parameter(part))
+            else:
+                self.register_buffer(name, part)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.change:
+            self.one.add_(1)
+        output: torch.Tensor = self.dense(images.flatten(1)) + self.one.sum() + self.other.sum()
+        return output
+
+
+def rows(whole: torch.Tensor) -> list[torch.Tensor]:
+    return [whole[:6], whole[5:]]
+
+
+def columns(whole: torch.Tensor) -> list[torch.Tensor]:
+    return [whole[:, ::2], whole[:, 1::2]]
+
+
+def every_third(whole: torch.Tensor) -> list[torch.Tensor]:
+    return [whole[:, ::2], whole[:, ::3]]
+
+
 def tied() -> nn.Module:
     network = dense(nn.Linear(784, 784, bias=False), nn.Linear(784, 784, bias=False), nn.Linear(784, 10))
     network[2].weight = network[1].weight
@@ -170,6 +217,13 @@ TO_CLASSIFY = "for images of shape (2, 1, 28, 28); with objective=classify it mu
         (with_buffer(torch.zeros(2, dtype=torch.complex64)), "'extra' is complex64; buffers"),
         (with_buffer(torch.zeros(2).to_sparse()), "'extra' has the layout torch.sparse_coo"),
         (one_memory(), "'1.weight' and '2.weight' are two parameters in the same memory, which training would part"),
+        (Shared(True, rows), "'one' and 'other' are two parameters in the same memory"),
+        (Shared(True, every_third), "'one' and 'other' are two parameters in the same memory"),
+        (Shared(False, rows), "the network's buffer 'other' is in the memory of its parameter 'one', which training would part"),
+        (Shared(False, rows, change=True), "the network's buffers 'one' and 'other' are in the same memory, and it changes them"),
+        (Shared(True, lambda whole: [whole[:1].expand(4, 20), whole[1:]]), "'one' has elements that share memory, as expand()"),
+        (Memory(adds=True), "keeping 'seen' with its history from one step to the next, and training on 8 images"),
+        (Memory(adds=True), "; detach() what it keeps"),
         (Changed().to("meta"), "'dense.weight' is on meta; a network is built on the CPU"),
     ],
 )  # fmt: skip
@@ -199,6 +253,11 @@ def test_a_network_that_cannot_reconstruct_is_told_why(make_data: MakeData, netw
         Changed(lambda output: output.double()),
         part_frozen(),
         tied(),
+        Shared(True, columns),
+        Shared(False, columns),
+        Shared(False, columns, change=True),
+        with_buffer(torch.zeros(1).expand(3)),
+        Memory(adds=False),
         with_buffer(torch.zeros(2, dtype=torch.int64)),
         Least(8, 64),
         networks.held_norm(1, 10),

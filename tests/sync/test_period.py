@@ -33,6 +33,20 @@ def test_segments_cover_the_epoch_and_resume_anywhere(period: int | str, steps: 
     assert segments(parse_period(period), cut, steps) == [s for s in plan if s[0] >= cut], "resumed at a sync, the rest is the same"
 
 
+def test_more_periods_than_steps_take_no_longer_to_plan() -> None:
+    assert segments(parse_period("999999999999999999 per epoch"), 0, 3) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_a_rule_that_would_wait_for_ever_waits_for_the_end_of_the_epoch() -> None:
+    qsr, adacomm = parse_period("qsr", alpha=1e300), parse_period("adacomm")
+    qsr.begin_epoch(0, lambda _: 1e-300)
+    for loss in (1e-320, 1e300):
+        adacomm.learn(seen(loss=loss))
+    for rule in (qsr, adacomm):
+        assert segments(rule, 0, 5) == [(0, 5)]
+        assert rule.reason
+
+
 @given(st.integers(1, 50), st.integers(1, 200))
 def test_lengths(number: int, steps: int) -> None:
     fixed = segments(parse_period(number), 0, steps)
@@ -44,7 +58,10 @@ def test_lengths(number: int, steps: int) -> None:
     assert max(lengths) - min(lengths) <= 1
 
 
-@pytest.mark.parametrize("period", [0, -3, "0 per epoch", "sometimes", "", True, 1.5, "1 until x then 3", "1 until 2 then 0"])
+@pytest.mark.parametrize(
+    "period",
+    [0, -3, "0 per epoch", "sometimes", "", True, 1.5, "1 until x then 3", "1 until 2 then 0", "9" * 5000, "9" * 19 + " per epoch"],
+)
 def test_nonsense(period: object) -> None:
     if period is True:
         assert parse_period(True) == parse_period(1), "TOML's true never gets here: the table refuses it"

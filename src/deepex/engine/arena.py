@@ -174,8 +174,10 @@ class Arena:
     def take_back_buffers(self) -> None:
         """Take over the values of buffers that the network has replaced (`self.mean = …`), and make it use the arena's again."""
         for owner, name, held, memory in self._buffers:
-            found = owner._buffers.get(name)
-            if found is not None and (found is not held or found.data_ptr() != memory.data_ptr()):
+            found = owner._buffers[name] if name in owner._buffers else None  # noqa: SIM401 - a scripted module's have no `get`
+            if found is None or (found is held and found.data_ptr() == memory.data_ptr()):
+                continue
+            if (found.shape, found.dtype) == (memory.shape, memory.dtype):  # else it is a cache, or `Held` tells of it
                 memory.copy_(found.detach())
                 held.data = memory
                 owner._buffers[name] = held

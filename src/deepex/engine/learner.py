@@ -26,9 +26,9 @@ from deepex.data.prepare import Prepare
 from deepex.engine.arena import Arena
 from deepex.engine.choose import make_eager, make_runner
 from deepex.engine.counters import Counters
+from deepex.engine.held import Held
 from deepex.engine.job import Job
 from deepex.engine.mode import begin_training
-from deepex.engine.network import Held
 from deepex.engine.objective import make_objective
 from deepex.engine.optim import Optimiser, coasting
 from deepex.engine.rate import Schedule
@@ -194,7 +194,8 @@ class Learner:
         region = self._region()
         drift = None
         if self._updates_locally and self.job.replicas > 1:
-            matrices = [slot for slot in arena.layout.weights if len(slot.shape) > 1] or arena.layout.weights
+            tensors = [slot for slot in arena.layout.weights if slot.count]
+            matrices = [slot for slot in tensors if len(slot.shape) > 1] or tensors
             spans = [(slot.name, slot.offset, slot.count) for slot in matrices]
             drift = Drift(region, spans, replicas_per_rank=len(self.replicas))
         strategy = make_strategy(
@@ -241,7 +242,9 @@ class Learner:
             own=slice(0, agreed.numel()),
             request=0,
             lost=1,
-            matrices=tuple(Place(s.offset, s.shape[0], s.count // s.shape[0]) for s in arena.layout.decayed if len(s.shape) > 1),
+            matrices=tuple(
+                Place(s.offset, s.shape[0], s.count // s.shape[0]) for s in arena.layout.decayed if len(s.shape) > 1 and s.count
+            ),
             coasting=coasting(self.job.config.optim, arena) if policy != "reset" else None,
         )
 

@@ -3,11 +3,11 @@
 check_weights(network)
 check_averages(network, replicas=4)
 copied = twin(network)
-held = Held(copied)         # its parameters, as they are now
-held.check()                # what it has done to them meanwhile
 """
 
 import copy
+import io
+from collections.abc import Iterator
 from itertools import chain
 
 import torch
@@ -24,10 +24,10 @@ def check_weights(network: nn.Module) -> None:
         complaint = _complaint(tensor, trained=name in parameters)
         if complaint is not None:
             raise ConfigError(f"the network's {name!r} {complaint}")
-    _check_ties(parameters)
-    if not parameters:
+    _check_memory(network)
+    if not any(parameter.numel() for parameter in parameters.values()):
         raise ConfigError("the network has no parameters: there is nothing to train; use one with weights, each an nn.Parameter")
-    if not any(parameter.requires_grad for parameter in parameters.values()):
+    if not any(parameter.requires_grad and parameter.numel() for parameter in parameters.values()):
         raise ConfigError(
             f"all {len(parameters)} parameters of the network are frozen (requires_grad is false): there is nothing to train; "
             "leave at least its last layer unfrozen"
@@ -49,12 +49,26 @@ def check_averages(network: nn.Module, replicas: int) -> None:
 def twin(network: nn.Module) -> nn.Module:
     """A copy, ready to train. It shares nothing: a network may change its weights itself, as it does to normalise them."""
     try:
-        return begin_training(copy.deepcopy(network))
+        return begin_training(copy.deepcopy(network, _copied_scripts(network)))
     except Exception as error:
         raise ConfigError(
             f"the network cannot be copied, which is needed to try it ({told(error)}); make it of modules, parameters and buffers "
             "alone: for example with torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm"
         ) from error
+
+
+def _copied_scripts(network: nn.Module) -> dict[int, nn.Module]:
+    """Copies of what TorchScript has compiled, by identity: one that deepcopy makes computes with the weights of its original."""
+    scripts = [module for module in network.modules() if isinstance(module, torch.jit.ScriptModule)]
+    inner = {part for script in scripts for part in script.modules() if part is not script}
+    copied: dict[int, nn.Module] = {}
+    for script in scripts:
+        if script not in inner:
+            file = io.BytesIO()
+            torch.jit.save(script, file)
+            file.seek(0)
+            copied[id(script)] = torch.jit.load(file)
+    return copied
 
 
 def beside_tensors(network: nn.Module) -> list[str]:
@@ -63,29 +77,17 @@ def beside_tensors(network: nn.Module) -> list[str]:
     return [name or type(part).__name__ for name, part in network.named_modules() if type(part).get_extra_state is not usual]
 
 
-class Held:
-    """Where the parameters of a network are, so that one that it takes elsewhere is noticed: nobody else would train that one."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._found = [
-            (owner._parameters, name, f"{path}.{name}".lstrip("."), parameter, parameter.data_ptr(), parameter.requires_grad)
-            for path, owner in network.named_modules()
-            for name, parameter in owner.named_parameters(recurse=False)
-        ]
-
-    def check(self) -> None:
-        """Raise ConfigError if one is not where it was, or is frozen and was not, or the other way round."""
-        for holder, name, path, parameter, address, trained in self._found:
-            if holder.get(name) is not parameter or parameter.data_ptr() != address:
-                raise ConfigError(
-                    f"the network puts another tensor in the place of its parameter {path!r} while it runs, and only the one that "
-                    "it began with is trained and kept: change that, with torch.no_grad() and copy_(), or make it a buffer"
-                )
-            if parameter.requires_grad != trained:
-                raise ConfigError(
-                    f"the network changes requires_grad of its parameter {path!r} while it runs, but what is trained is settled "
-                    "before: set it when the network is made"
-                )
+def kept_with_history(network: nn.Module) -> list[str]:
+    """The tensors that modules keep, as attributes or as buffers, with the way in which they were computed."""
+    return [
+        f"{path}.{name}".lstrip(".")
+        for path, module in network.named_modules()
+        for name, value in (*vars(module).items(), *module._buffers.items())
+        if any(
+            isinstance(one, torch.Tensor) and one.grad_fn is not None
+            for one in (value if isinstance(value, tuple | list) else [value])
+        )
+    ]
 
 
 def _complaint(tensor: torch.Tensor, *, trained: bool) -> str | None:
@@ -106,13 +108,70 @@ def _complaint(tensor: torch.Tensor, *, trained: bool) -> str | None:
     return None
 
 
-def _check_ties(parameters: dict[str, nn.Parameter]) -> None:
-    """Refuse two parameters in one memory: each would get memory of its own, and they would part."""
-    found: dict[int, str] = {}
+def _check_memory(network: nn.Module) -> None:
+    """Refuse parameters that share memory: each element would get memory of its own, and they would part."""
+    parameters = dict(network.named_parameters())
     for name, parameter in parameters.items():
-        other = found.setdefault(parameter.data_ptr(), name)
-        if other != name and parameter.numel():
+        if _overlaps_itself(parameter):
             raise ConfigError(
-                f"the network's {other!r} and {name!r} are two parameters in the same memory, which training would part: use one "
+                f"the network's {name!r} has elements that share memory, as expand() makes them: give each its own with clone()"
+            )
+    for (one, other), _ in in_one_memory(network):
+        if {one, other} <= parameters.keys():
+            raise ConfigError(
+                f"the network's {one!r} and {other!r} are two parameters in the same memory, which training would part: use one "
                 "nn.Parameter in both places"
             )
+        if {one, other} & parameters.keys():
+            name, buffer = (one, other) if one in parameters else (other, one)
+            raise ConfigError(
+                f"the network's buffer {buffer!r} is in the memory of its parameter {name!r}, which training would part: use the "
+                "parameter in both places, or give the buffer its own with clone()"
+            )
+
+
+def in_one_memory(network: nn.Module) -> Iterator[tuple[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]]:
+    """The pairs of different parameters and buffers of which some elements are the same."""
+    storages: dict[int, list[tuple[int, int, str, torch.Tensor]]] = {}
+    for name, tensor in chain(network.named_parameters(), network.named_buffers()):
+        if tensor.numel():
+            storages.setdefault(tensor.untyped_storage().data_ptr(), []).append((*_range(tensor), name, tensor))
+    for found in storages.values():
+        found.sort(key=lambda one: one[0])
+        for index, (_, ends, name, tensor) in enumerate(found):
+            for begins, _, other, its in found[index + 1 :]:
+                if begins >= ends:
+                    break
+                if _overlap(tensor, its):
+                    yield (name, other), (tensor, its)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one storage, whose ranges overlap, have an element in common; of different kinds: in any case."""
+    if one.itemsize != other.itemsize or (one.is_contiguous() and other.is_contiguous()):
+        return True
+    return bool(torch.isin(_offsets(one), _offsets(other)).any())
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its storage from which and up to which it has elements."""
+    first = int(tensor.storage_offset())
+    last = first + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first * tensor.itemsize, (last + 1) * tensor.itemsize
+
+
+def _offsets(tensor: torch.Tensor) -> torch.Tensor:
+    """Where in its storage each element is."""
+    offsets = torch.tensor([tensor.storage_offset()])
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        offsets = (offsets[:, None] + torch.arange(size) * stride).flatten()
+    return offsets
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    beyond = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1):
+        if stride < beyond:
+            return True
+        beyond += (size - 1) * stride
+    return False

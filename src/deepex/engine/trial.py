@@ -19,8 +19,9 @@ from torch import nn
 
 from deepex.data.feeds.shard import Shards, Slices
 from deepex.engine.config import RunConfig
+from deepex.engine.held import Held
 from deepex.engine.job import Dataset
-from deepex.engine.network import Held, check_averages, check_weights, twin
+from deepex.engine.network import check_averages, check_weights, kept_with_history, twin
 from deepex.engine.objective import Objective, make_objective
 from deepex.errors import ConfigError, UserError, told
 
@@ -86,17 +87,24 @@ class _Attempt:
         network = twin(self._network)
         held = Held(network)
         images, labels = self._batch(count)
-        with _raised_in(f"training on {count}"):
+        doing = f"training on {count}"
+        with _raised_in(doing):
             output, saved_bytes = _forward(network, images)
         self._check_output(output, images)
-        with _raised_in(f"training on {count}"):
-            loss = self._objective.loss(output, images, labels)
-            self._objective.tally(output, images, labels)
-            if loss.requires_grad:
-                loss.backward()
+        with _raised_in(doing):
+            self._learn(output, images, labels)
         held.check()
         self._check_gradients(network)
+        if keeps := kept_with_history(network):  # which is right, unless the next step goes back along it
+            with _raised_in(f"keeping {', '.join(map(repr, keeps))} with its history from one step to the next, and {doing}"):
+                self._learn(network(images), images, labels)
         return Trial(saved_bytes=saved_bytes, images=count)
+
+    def _learn(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> None:
+        loss = self._objective.loss(output, images, labels)
+        self._objective.tally(output, images, labels)
+        if loss.requires_grad:
+            loss.backward()
 
     @torch.no_grad()
     def evaluate(self, count: int) -> None:
@@ -144,6 +152,8 @@ class _Attempt:
     def _refusal(self, raised: "_RaisedError") -> ConfigError:
         doing, error = raised.doing, raised.error
         remedy = "mend it there, or set layout=contiguous" if self._config.layout == "channels_last" else "mend it there"
+        if "through the graph a second time" in str(error):
+            remedy = "detach() what it keeps"
         if self._config.deterministic and "deterministic" in str(error):
             remedy = "use another layer, or set deterministic=false"
         return ConfigError(f"net {self._config.net!r} raised, {doing} images of shape {self._shape}, {told(error)}; {remedy}")

@@ -46,7 +46,7 @@ def networks() -> list[str]:
     return list(_NETWORKS)
 
 
-def build(name: str, *, channels: int, size: tuple[int, int], classes: int, **options: Any) -> nn.Module:
+def build(name: str, /, *, channels: int, size: tuple[int, int], classes: int, **options: Any) -> nn.Module:
     """Return the named network for images of `channels` and `size` (height, width), with the options that it has.
 
     It raises UnknownName for the name, and ConfigError for an option, for its type, and for a size below the

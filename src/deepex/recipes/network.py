@@ -25,6 +25,11 @@ def build_network(config: RunConfig, manifest: Manifest) -> nn.Module:
     channels, height, width = manifest.shape
     size = config.augment.size(height, width)
     shape: dict[str, Any] = {"channels": channels, "size": size, "classes": max(len(manifest.classes), 1)}
+    if clash := sorted(shape.keys() & config.net_options.keys()):
+        raise ConfigError(
+            f"net_options has {clash[0]!r}, but channels, size and classes are those of the dataset, and are given to net "
+            f"{config.net!r}: leave it out, or give your function's parameter another name"
+        )
     before = torch.random.get_rng_state()
     torch.manual_seed(config.seed)
     try:

@@ -13,13 +13,15 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 from typing_extensions import override
 
 from deepex.errors import ConfigError
 
 Rate = Callable[[int], float]  # of a step of the epoch
+
+_NEVER: Final = 1e15  # steps: more than there are in an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,8 @@ class PerEpoch(PeriodRule):
 
     @override
     def next_sync(self, step: int, steps: int) -> int:
-        return next(end for k in range(1, self.times + 1) if (end := -(-k * steps // self.times)) > step)
+        done = step * self.times // steps  # periods that have ended by then
+        return -(-(done + 1) * steps // self.times)
 
     @override
     def longest(self, steps: int) -> int:
@@ -179,7 +182,7 @@ class AdaComm(PeriodRule):
     @property
     def _period(self) -> int:
         first, now = self._losses or (1.0, 1.0)
-        return max(1, math.ceil(math.sqrt(max(now, 0.0) / first) * self._base)) if first > 0 else self._base
+        return max(1, math.ceil(min(math.sqrt(max(now, 0.0) / first) * self._base, _NEVER))) if first > 0 else self._base
 
     @property
     @override
@@ -216,7 +219,7 @@ class Quadratic(PeriodRule):
 
     def _period(self, step: int) -> int:
         rate = self._rate(step)
-        return max(self._base, math.floor((self._alpha / rate) ** 2) if rate > 0 else self._base)
+        return max(self._base, math.floor(min(self._alpha / rate, _NEVER) ** 2) if rate > 0 else self._base)
 
     @property
     @override
@@ -256,10 +259,10 @@ def parse_period(
     }
 
     def parse(text: str) -> PeriodRule | None:
-        if match := re.fullmatch(r"(.+?)\s+until\s+(\d+)(?:\s+epochs?)?,?\s+then\s+(.+)", text):
+        if match := re.fullmatch(r"(.+?)\s+until\s+(\d{1,18})(?:\s+epochs?)?,?\s+then\s+(.+)", text):
             first, then = parse(match[1]), parse(match[3])
             return Until(first, int(match[2]), then) if first and then else None
-        if (match := re.fullmatch(r"(\d+)(\s*(?:per|/)\s*epoch)?", text)) and int(match[1]):
+        if (match := re.fullmatch(r"(\d{1,18})(\s*(?:per|/)\s*epoch)?", text)) and int(match[1]):
             return PerEpoch(int(match[1])) if match[2] else EverySteps(int(match[1]))
         return named[text]() if text in named else None
 
