@@ -17,6 +17,8 @@ from tests.mpi import HANGS, own_lines, run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
 
+LONG = "long" * 80
+
 
 def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
     """Run the command line in this process: the exit code, and what it said on standard error."""
@@ -63,6 +65,13 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         (["train", "--resume", "nowhere"], ["nowhere is not a run directory"]),
         (["train", "fashion", "--ranks", "0"], ["--ranks is 0", "at least 1"]),
         (["show", "nowhere"], ["nowhere is not a run directory"]),
+        (["train", "fashion", "--set", "net_options.classes=3"], ["net_options has 'classes'", "those of the dataset"]),
+        (["train", "fashion", "--set", "net_options.name=3"], ["has no option 'name'"]),
+        (["train", "fashion", "--set", 'data="a\\u0000b"'], ["key 'data' is 'a\\x00b'", "zero byte"]),
+        (["train", "fashion", "--set", f"data={LONG}"], ["cannot be used: File name too long; give another"]),
+        (["train", f"{LONG}.toml"], ["cannot be used: File name too long"]),
+        (["show", LONG], [f"the path '{LONG[:90]}", "cannot be used: File name too long"]),
+        (["data", "pack", LONG, "out"], ["cannot be used: File name too long"]),
         (["train", "fashion", "--bogus"], ["--bogus", "--help"]),
         (["frobnicate"], ["frobnicate", "--help"]),
     ],

@@ -45,6 +45,16 @@ def test_a_network_that_fails_late_is_told_with_its_place(
     assert (state["status"], ERROR.format(file=file) in state["reason"]) == ("failed", True)
 
 
+def test_a_network_that_exits_has_not_finished_the_run(make_data: Callable[[int], Path], tmp_path: Path) -> None:
+    file = tmp_path / "mynet.py"
+    file.write_text(NETWORK.replace('raise ValueError("the sixty-first [call]\\nis one too many")', "raise SystemExit(0)"))
+    keys = {"net": "mynet:build", "data": make_data(256), "epochs": 20, "batch": 16, "threads": 1, "validate": "none"}
+    done = run_deepex("train", "fashion", "--out", "run", *[f"--set={key}={value}" for key, value in keys.items()], cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert f"deepex: SystemExit: 0 ({file}, line 9, in forward)" in done.stderr
+    assert RunDirectory.open(tmp_path / "run").state["status"] == "failed"
+
+
 def test_the_place_is_the_last_in_ones_own_code() -> None:
     layer, images = nn.Linear(3, 4), torch.zeros(2, 5)
     with pytest.raises(RuntimeError) as raised:

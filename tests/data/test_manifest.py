@@ -64,6 +64,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
 
     low, high = sorted(draw(st.lists(number, min_size=2, max_size=2, unique=True)))
     assume(1e-12 * max(abs(low), abs(high), 1e-280) < high - low < math.inf)
+    deviation = draw(st.lists(st.floats(1e-30, 1e30), min_size=channels, max_size=channels))
+    assume((high - low) * min(deviation) > 1e-36)
     return Manifest(
         name=draw(st.text(min_size=1)),
         shape=(channels, draw(st.integers(1, 4096)), draw(st.integers(1, 4096))),
@@ -74,7 +76,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         seed=draw(st.integers(0, 2**63)),
         scale=(low, high),
         mean=tuple(draw(number) for _ in range(channels)),
-        deviation=tuple(draw(st.floats(1e-30, 1e30)) for _ in range(channels)),
+        deviation=tuple(deviation),
         parts={name: part() for name in draw(st.sampled_from([["train"], ["train", "validation"]]))},
         source=draw(
             st.dictionaries(st.text(), st.none() | st.text() | st.integers(-(2**63), 2**64 - 1) | st.lists(st.text()), max_size=3)
@@ -146,6 +148,7 @@ def test_each_key_is_needed(tmp_path: Path, key: str) -> None:
         (["shape"], [3, 2**40, 5], ["'shape' is [3, 1099511627776, 5]", "at most 1,000,000,000,000 values"]),
         (["scale"], [1.0, 1.0 + 2**-52], ["'scale' is [1.0, 1.0000000000000002]", "so far apart"]),
         (["scale"], [0.0, 5e-324], ["'scale' is [0.0, 5e-324]", "so far apart"]),
+        (["scale"], [0.0, 1e-37], ["'scale' is [0.0, 1e-37]", "cannot tell such values"]),
         (["scale"], [-1e308, 1e308], ["'scale' is [-1e+308, 1e+308]", "so far apart"]),
         (["scale"], [0, 10**400], ["has more than 64 bits"]),
         (["mean"], [float("nan"), 0.5, 0.5], ["'mean' is [nan, 0.5, 0.5]"]),

@@ -36,6 +36,13 @@ def test_counts_and_histogram(tmp_path: Path) -> None:
     assert {place: share for place, share in enumerate(shares) if share} == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_histogram_of_all_that_float32_can_hold(tmp_path: Path) -> None:
+    np.save(tmp_path / "i.npy", np.tile(np.array([-3.4e38, 0, 3.4e38, 3.4e38], np.float32), (8, 4, 1)))
+    pack(tmp_path / "i.npy", tmp_path / "out", validation=0, layout="NHW")
+    shares = look(PackedDataset.open(tmp_path / "out")).histogram["shares"]
+    assert [share for share in shares if share] == [0.25, 0.25, 0.5]
+
+
 @pytest.mark.parametrize(("channels", "labelled"), [(1, True), (3, True), (1, False)])
 def test_a_contact_sheet_has_a_row_for_each_class(tmp_path: Path, channels: int, labelled: bool) -> None:
     rows, columns = contact_sheet(packed(tmp_path, channels=channels, labelled=labelled), tmp_path / "sheet.png")

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -547,11 +548,24 @@ def test_bad_images_are_named_with_what_is_wrong(tmp_path: Path, case: str) -> N
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "images.npz")
+    with pytest.raises(DataError, match=r"images\.npz is neither a file nor a directory"):
+        pack(tmp_path / "images.npz", tmp_path / "out")
+
+
+def test_values_too_small_to_train_on_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "i.npy", np.linspace(0, 1e-40, 6 * 64, dtype=np.float32).reshape(6, 8, 8))
+    with pytest.raises(DataError, match="float32, which cannot tell such values"):
+        pack(tmp_path / "i.npy", tmp_path / "out", validation=0)
+
+
 @pytest.mark.parametrize(
     ("labels", "classes", "words"),
     [
         (np.zeros(5, int), None, r"i\.npy has 6 images, but .*l\.npy has 5 labels"),
         (np.array([0, 1, -2, 0, 0, 0]), None, r"l\.npy has the label -2 at sample 2"),
+        (np.array([0, 1, 2**64 - 2, 0, 0, 0], np.uint64), None, r"l\.npy has the label 18446744073709551614 at sample 2"),
         (np.zeros(6), None, r"l\.npy has labels of type float64; they must be integers"),
         (np.zeros((6, 10), int), None, r"l\.npy has labels of shape \(6, 10\)"),
         (np.arange(6), ["cat", "dog"], "2 class names were given, but the labels go to 5; give 6 names"),

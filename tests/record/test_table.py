@@ -412,6 +412,11 @@ def test_a_syntax_error_names_file_and_line(tmp_path: Path) -> None:
     assert "line 2" in str(caught.value)
 
 
+def test_a_mark_of_byte_order_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_bytes("epochs = 3\n".encode("utf-8-sig"))
+    assert load_toml(tmp_path / "mine.toml") == {"epochs": 3}
+
+
 def test_a_binary_file_is_no_toml(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(b"net = 1\n\xff\xfe")

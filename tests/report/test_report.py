@@ -335,7 +335,7 @@ def test_directories_without_runs_are_errors_with_a_remedy(tmp_path: Path) -> No
     with pytest.raises(RunError, match=r"holds no run\.json or study\.json"):
         make_report([tmp_path])
     write_run(tmp_path / "empty", Made(epochs=0), status="failed", reason="no data")
-    with pytest.raises(RunError, match=r"nothing to report in .*: no run there has a whole epoch \(empty: no data"):
+    with pytest.raises(RunError, match=r"nothing to report in .*: what failed or has no whole epoch is left out \(empty: no data"):
         make_report([tmp_path])
 
 

@@ -6,14 +6,18 @@ traceback. DEEPEX_DEBUG=1 shows it.
 
 import os
 import sys
+from errno import EACCES, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from deepex.cli.output import checked
 from deepex.errors import INTERRUPTED, DeepexError, UserError, place_in_their_code, told
+
+_NO_PATH: Final = (EACCES, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM, EROFS)
+_MOST_SHOWN: Final = 100  # characters of a path
 
 app = typer.Typer(
     name="deepex",
@@ -205,6 +209,8 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", INTERRUPTED)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_PATH:
+            _fail(f"the path {str(error.filename)[:_MOST_SHOWN]!r} cannot be used: {error.strerror}; give another", 2)
         message = getattr(error, "format_message", None)  # a usage error of the command line itself
         if message is not None:
             _fail(f"{message()}; see `deepex --help`", 2)

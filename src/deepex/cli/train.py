@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from deepex.errors import INTERRUPTED, ConfigError
+from deepex.errors import INTERRUPTED, ConfigError, FailureError, told
 
 _SHOW_CURSOR: Final = "\x1b[?25h"
 
@@ -42,7 +42,10 @@ def train(
         same=lambda made: made[-1],
     )
     config, train_run, watcher, _ = prepared
-    run = train_run(config, out=target, resume=resume is not None, watcher=watcher)
+    try:
+        run = train_run(config, out=target, resume=resume is not None, watcher=watcher)
+    except SystemExit as error:  # of the network, say: the run is not done, whatever code it has
+        raise FailureError(told(error)) from error
     if as_json and start.place.rank == 0:
         from deepex.cli.show import summary
 

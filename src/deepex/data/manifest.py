@@ -32,6 +32,7 @@ VERSION = 1
 _REMEDY = "restore the file or pack the dataset again"
 _ITEM_BYTES = {"uint8": 1, "float16": 2, "float32": 4}
 _LABEL_BYTES = 8
+_LEAST_DEVIATION = 1e-37  # of values: its inverse is a float32
 _LEAST_WIDTH = 1e-12  # of a scale, as a share of its larger end: float64 has 16 digits
 _MOST_VALUES, _MOST_SAMPLES = 10**12, 10**15  # above is no number of a dataset, and too much for numpy's
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -213,7 +214,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _problems_of_values(manifest: Manifest) -> Iterator[str]:
-    shape, scale = manifest.shape, manifest.scale
+    shape = manifest.shape
     if not manifest.name:
         yield "key 'name' is empty; give the dataset a name"
     if len(shape) != 3 or min(shape) < 1:
@@ -222,15 +223,21 @@ def _problems_of_values(manifest: Manifest) -> Iterator[str]:
         yield f"key 'shape' is {list(shape)}; an image has at most {_MOST_VALUES:,} values"
     if manifest.seed < 0:
         yield f"key 'seed' is {manifest.seed}; it must be 0 or more"
-    if len(scale) != 2 or not all(map(math.isfinite, scale)) or scale[0] >= scale[1]:
-        yield f"key 'scale' is {list(scale)}; it must be [low, high], two numbers with low below high"
-    elif not _LEAST_WIDTH * max(*map(abs, scale), 1e-280) < scale[1] - scale[0] < math.inf:
-        yield f"key 'scale' is {list(scale)}; low and high must be so far apart that numbers between them can be told"
+    yield from _problems_of_scale(manifest.scale, manifest.deviation)
     for key, values in (("mean", manifest.mean), ("deviation", manifest.deviation)):
         if len(values) != shape[0] or not all(map(math.isfinite, values)):
             yield f"key {key!r} is {list(values)}; it must have one number for each of the {shape[0]} channels"
     if any(value <= 0 for value in manifest.deviation):
         yield f"key 'deviation' is {list(manifest.deviation)}; each must be above 0 (1 where a channel is constant)"
+
+
+def _problems_of_scale(scale: tuple[float, ...], deviation: tuple[float, ...]) -> Iterator[str]:
+    if len(scale) != 2 or not all(map(math.isfinite, scale)) or scale[0] >= scale[1]:
+        yield f"key 'scale' is {list(scale)}; it must be [low, high], two numbers with low below high"
+    elif not _LEAST_WIDTH * max(*map(abs, scale), 1e-280) < scale[1] - scale[0] < math.inf:
+        yield f"key 'scale' is {list(scale)}; low and high must be so far apart that numbers between them can be told"
+    elif any((scale[1] - scale[0]) * value < _LEAST_DEVIATION for value in deviation if value > 0):
+        yield f"key 'scale' is {list(scale)}; what is trained on is float32, which cannot tell such values: multiply them by 1e30"
 
 
 def _problems_of_part(part: Part, where: str, *, has_labels: bool) -> Iterator[str]:

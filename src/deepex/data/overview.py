@@ -50,7 +50,9 @@ def _counts(part: PackedPart, classes: tuple[str, ...]) -> dict[str, int]:
 def _histogram(dataset: PackedDataset) -> dict[str, Any]:
     images, _ = _spread(dataset.part("train"), _SAMPLES)
     low, high = dataset.manifest.scale
-    inside = np.histogram(images, bins=_BINS, range=(low, high))[0]
+    inside = np.zeros(_BINS, np.int64)
+    for image in images:  # in float64, as the range of all float32 is too wide for one
+        inside += np.histogram(image.astype(np.float64), bins=_BINS, range=(low, high))[0]
     return {"low": low, "high": high, "samples": len(images), "shares": (inside / images.size).round(6).tolist()}
 
 

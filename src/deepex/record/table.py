@@ -17,6 +17,7 @@ import copy
 import math
 import tomllib
 import types
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import date, time
@@ -122,7 +123,7 @@ def parse_value(text: str) -> Any:
 
 def load_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; a syntax error names the file and the place."""
-    return parse_toml(path.read_bytes(), str(path))
+    return parse_toml(path.read_bytes().removeprefix(BOM_UTF8), str(path))  # which some editors write
 
 
 def dump_toml(table: Mapping[str, Any]) -> str:
@@ -258,6 +259,8 @@ def _check_value(value: Any, path: str, *, option: bool = False) -> None:
         raise ConfigError(f"key {path!r} is {value}; it must be a finite number: set one")
     if isinstance(value, int) and not INTEGERS[0] <= value <= INTEGERS[1]:
         raise ConfigError(f"key {path!r} is a number of {value.bit_length()} bits; it must fit in 64: set a smaller one")
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"key {path!r} is {shown(value)}; no text or path may have a zero byte: leave it out")
     if isinstance(value, list | tuple):
         for item in value:
             _check_value(item, path, option=option)

@@ -135,7 +135,7 @@ def collect(directories: Sequence[Path]) -> Collection:
     if not any((collection.runs, *(study.runs or study.measurements for study in collection.studies))):
         why = "; ".join(f"{problem.name}: {problem.reason or problem.status}" for problem in collection.problems[:3])
         raise RunError(
-            f"nothing to report in {', '.join(map(str, directories))}: no run there has a whole epoch"
+            f"nothing to report in {', '.join(map(str, directories))}: what failed or has no whole epoch is left out"
             f"{' (' + why + ')' if why else ''}; give directories of `deepex train --out` or `deepex study --out` that have begun"
         )
     return collection

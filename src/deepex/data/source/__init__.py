@@ -169,6 +169,8 @@ def _open_images(train: Listing, validation: Listing | None, config: SourceConfi
 
 
 def _open_file(path: Path, config: SourceConfig) -> Source:
+    if not path.is_file():  # to open a pipe would be to wait for who writes to it
+        raise DataError(f"{path} is neither a file nor a directory; give {_KINDS}")
     if begins_with(path, b"PK"):
         return replace(open_npz(path, config.layout, **config.names), options=_NAMED)
     name = path.name.lower()

@@ -14,6 +14,7 @@ from deepex.errors import DataError
 Layout = Literal["NHW", "NHWC", "NCHW"]
 
 _CHANNELS: Final = (1, 3, 4)
+_HIGHEST: Final = int(np.iinfo(np.int64).max)  # of a label
 
 
 def to_nhwc(images: NDArray[Any], path: Path, layout: Layout | None) -> tuple[NDArray[Any], str]:
@@ -58,8 +59,9 @@ def checked_labels(labels: NDArray[Any], path: Path) -> NDArray[np.int64]:
         raise DataError(f"{path} has labels of shape {labels.shape}; they must be (n,), one class number per image: convert them")
     if labels.dtype.kind not in "bui":
         raise DataError(f"{path} has labels of type {labels.dtype}; they must be integers, class numbers from 0: convert them")
-    if labels.size and int(labels.min()) < 0:
-        first = int(np.argmax(labels < 0))
+    wrong = (labels < 0) | (labels > _HIGHEST)
+    if wrong.any():
+        first = int(np.argmax(wrong))
         raise DataError(f"{path} has the label {labels[first]} at sample {first}; labels are class numbers from 0: renumber them")
     return labels.astype(np.int64)
 
