@@ -22,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import deepex
+from deepex.cli.show import show
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.pack import pack
 from deepex.engine import checkpoint as checkpoints
@@ -394,6 +395,19 @@ def test_a_resumed_run_keeps_its_choices_and_their_reasons(trained: tuple[RunCon
     assert run.config["step"] == config.step == "auto"
     assert [run.state[key] for key in ("step", "layout")] == [before[key] for key in ("step", "layout")]
     assert "asked for" not in (run.state["step"]["reason"], run.state["layout"]["reason"])
+
+
+def test_what_a_resume_changes_is_in_the_record(trained: tuple[RunConfig, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    config, path = trained
+    told = []
+    for keys in ({"epochs": 1}, {"epochs": 2}, {"epochs": 3, "batch": 4, "target": "loss <= 0"}):
+        run = deepex.train(_more(_config_of(path), **keys), SoloCommunicator(), out=path, resume=True)
+        told.append(run.state["changed"])
+    first = {"epoch": 1, "step": 0, "keys": {"epochs": [config.epochs, 2]}}
+    keys = {"batch": [config.batch, 4], "epochs": [2, 3], "target": ["", "loss <= 0"]}
+    assert told == [[], [first], [first, {"epoch": 2, "step": 0, "keys": keys}]]
+    show(run=str(path), base=None, targets=[], as_json=False)
+    assert "changed    after 2 epochs, when it was resumed: epochs 2 → 3, batch 8 → 4" in capsys.readouterr().out
 
 
 def test_a_truncated_checkpoint_is_named(trained: tuple[RunConfig, Path]) -> None:

@@ -109,9 +109,12 @@ def make_records(folder: Path) -> None:
     """Train a tiny run twice on two ranks, pack a tiny dataset, and write studies; what is there is left."""
     for name in ("run", "base"):
         if not (folder / name).is_dir():
-            words = ("--set", "epochs=3", "--set", "samples=512", "--set", "threads=1", "--set", "target=validation error <= 0.01")
+            words = ("--set", "epochs=2", "--set", "samples=512", "--set", "threads=1", "--set", "target=validation error <= 0.01")
             words += ("--set", "sync.period=2", "--set", "sampling=0.1")
             done = run_deepex("train", "fashion", "--ranks", "2", *words, "--out", str(folder / name))
+            assert done.returncode == 0, done.stderr
+            more = ("--set", "epochs=3", "--set", "optim.rate=0.01")
+            done = run_deepex("train", "--resume", str(folder / name), "--ranks", "2", *more)
             assert done.returncode == 0, done.stderr
     shutil.copy(max((folder / "run" / "checkpoints").glob("*.json")), folder / WRITTEN)
     if not (folder / "data").is_dir():

@@ -42,6 +42,11 @@ def change(path: Path, where: tuple[Any, ...], value: Any) -> None:
         (("started",), "yesterday", "key 'started' is 'yesterday'; it must be a time, such as 2026-01-31T12:00:00+00:00"),
         (("setup_seconds",), 1e300, "key 'setup_seconds' is 1e+300; it must be from 0 to 1e+18"),
         (("resumed",), {"2": 1}, "key 'resumed' is {'2': 1} (dict); it must be a list"),
+        (
+            ("changed",),
+            [{"keys": {"batch": [16, 8, 4]}}],
+            "key 'changed[0].keys.batch' is [16, 8, 4]; it must have two values",
+        ),
         (("status",), None, "key 'status' is None (NoneType); it must be str"),
     ],
 )

@@ -151,8 +151,16 @@ def _print_head(console: Any, run: RunDirectory) -> None:
         f"sync       {_pairs(config['sync'])} ({(state.get('sync') or {}).get('reason', 'asked for')})",
         f"seed       {config['seed']}{', deterministic' if config['deterministic'] else ''}",
     ]
+    lines += [f"changed    {_changed_text(change)}" for change in state.get("changed", [])]
     lines += [f"machine    {_machine_text(machine)}; {state['threads']} thread(s) per rank" for machine in run.machine[:4]]
     console.print("\n".join(lines), soft_wrap=True)
+
+
+def _changed_text(change: dict[str, Any]) -> str:
+    """What is above is of the epochs since then."""
+    step = f" and {change['step']} steps" if change.get("step") else ""
+    keys = ", ".join(f"{key} {was!r} \N{RIGHTWARDS ARROW} {now!r}" for key, (was, now) in change.get("keys", {}).items())
+    return f"after {change.get('epoch', 0)} epochs{step}, when it was resumed: {keys}"
 
 
 def _machine_text(machine: dict[str, Any]) -> str:

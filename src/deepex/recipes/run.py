@@ -34,7 +34,7 @@ from deepex.recipes.same import started_with
 from deepex.record import EpochRecord, RunDirectory
 from deepex.record.files import write_text
 from deepex.record.run import hold
-from deepex.record.table import dump_toml, to_table
+from deepex.record.table import differences, dump_toml, to_table
 
 
 def train(
@@ -210,8 +210,11 @@ def _note_start(
         RunDirectory.create(run.path, _table(job), machines, state)
         return
     keep_reasons(state, run.state)
+    changed, resumes = run.state.get("changed", []), [*run.state.get("resumed", []), state["ranks"]]
+    if keys := differences(run.config, _table(job)):
+        changed = [*changed, {"epoch": resumed.epoch, "step": resumed.step, "keys": keys}]
+    run.set_state(status="running", reason="", resumed=resumes, changed=changed, **state)
     write_text(run.path / "config.toml", dump_toml(_table(job)))
-    run.set_state(status="running", reason="", resumed=[*run.state.get("resumed", []), state["ranks"]], **state)
     run.forget_after(resumed.epoch)
 
 

@@ -57,6 +57,16 @@ class HasAll:
         return not value or "all" in value
 
 
+class OfTwo:
+    """A list of two."""
+
+    text = "have two values"
+
+    def holds(self, value: list[Any]) -> bool:
+        """Whether it has."""
+        return len(value) == 2
+
+
 class Moment:
     """A time of day with its zone."""
 
@@ -78,4 +88,5 @@ Times = Annotated[list[float], _SECONDS]
 Count = Annotated[int, Between(0, 2**64 - 1)]
 Positive = Annotated[int, Between(1, 2**64 - 1)]
 Time = Annotated[str, Moment()]
+Pair = Annotated[list[Any], OfTwo()]
 Shares = Annotated[dict[str, float], HasAll()]

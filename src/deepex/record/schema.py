@@ -11,7 +11,7 @@ from typing import Any, Final, TypedDict, final
 
 from deepex.errors import ConfigError, RunError
 from deepex.record.files import LINE_REMEDY, read_lines
-from deepex.record.rule import Amount, Count, Positive, Time
+from deepex.record.rule import Amount, Count, Pair, Positive, Time
 from deepex.record.table import convert
 
 REMEDY: Final = "restore the file, or leave this run out"
@@ -46,6 +46,14 @@ class Framework(TypedDict, total=False):
     settings: dict[str, Any]
 
 
+class Changed(TypedDict, total=False):
+    """What a resume changed: the value of each key of the configuration before and from then on, "" where it was not set."""
+
+    epoch: Count
+    step: Count
+    keys: dict[str, Pair]
+
+
 class State(TypedDict, total=False):
     """`run.json`."""
 
@@ -58,6 +66,7 @@ class State(TypedDict, total=False):
     nodes: Positive
     replicas: Positive
     resumed: list[Positive]
+    changed: list[Changed]
     comm: Choice
     device: str
     threads: Positive

@@ -98,6 +98,18 @@ def set_values(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     return result
 
 
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], where: str = "") -> dict[str, list[Any]]:
+    """The keys, with dots, in which two tables differ, and both values; "" where there is none."""
+    found: dict[str, list[Any]] = {}
+    for key in dict.fromkeys((*before, *after)):
+        was, now = before.get(key, ""), after.get(key, "")
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            found |= differences(was, now, f"{where}{key}.")
+        elif was != now:
+            found[where + key] = [was, now]
+    return found
+
+
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """Read `key.sub=value` assignments, as given after `--set`."""
     changes = {}
