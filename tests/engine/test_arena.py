@@ -201,3 +201,34 @@ def test_any_stack_of_layers_keeps_its_values(layers: list[tuple[int, int, bool]
     for slot in arena.layout.weights:
         slot.view(arena.weights).zero_()
     assert int(arena.weights.sum()) == arena.weights.numel() - occupied, "slots do not overlap"
+
+
+def test_biases_are_known_by_their_names() -> None:
+    network = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "recurrent": nn.GRU(2, 2), "dense": nn.Linear(2, 2)})
+    nn.utils.parametrize.register_parametrization(network["dense"], "bias", nn.Identity())
+    layout = Arena(network, CPU).layout
+    assert {slot.name for slot in layout.decayed} == {
+        "attention.in_proj_weight", "attention.out_proj.weight", "recurrent.weight_ih_l0", "recurrent.weight_hh_l0", "dense.weight"
+    }  # fmt: skip
+
+
+def test_a_buffer_that_an_attribute_names_too_stays_one() -> None:
+    network = nn.BatchNorm1d(2)
+    network.seen = network.running_mean
+    Arena(network, CPU)
+    network(torch.ones(3, 2))
+    assert network.seen is network.running_mean
+    assert network.seen[0] > 0
+
+
+def test_a_gradient_that_a_hook_has_taken_is_none() -> None:
+    network = nn.Linear(2, 2)
+
+    def takes(parameter: nn.Parameter) -> None:
+        parameter.grad = None
+
+    network.bias.register_post_accumulate_grad_hook(takes)
+    arena = Arena(network, CPU)
+    arena.gradients.fill_(1)
+    arena.backward(network(torch.ones(1, 2)).sum())
+    assert [view.sum() for view in arena.gradient_tensors()] == [4, 0]

@@ -18,7 +18,9 @@ from deepex.engine.held import Held
 from deepex.engine.network import twin
 from deepex.errors import ConfigError
 from deepex.record import RunDirectory
+from deepex.record.table import dump_toml, from_table, set_values, to_table
 from deepex.sync import SyncConfig
+from tests.mpi import run_deepex
 
 MakeData = Callable[[int], Path]
 Change = Callable[["Changing"], None]
@@ -179,6 +181,55 @@ def test_a_copy_to_try_shares_nothing() -> None:
     before = network.dense.weight.detach().clone()
     twin(network)(torch.zeros(2, 1, 28, 28))
     assert torch.equal(network.dense.weight, before)
+
+
+class Following(nn.Module):
+    """A frozen teacher follows its student, from pass number `first` on."""
+
+    def __init__(self, classes: int, first: int) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(784, classes), nn.Linear(784, classes).requires_grad_(False)
+        self.first, self.passes = first, 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        if self.training and self.passes > self.first:
+            for mine, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                mine.data.lerp_(other.data, 0.2)
+        images = images.flatten(1)
+        output: torch.Tensor = self.student(images) + self.teacher(images)
+        return output
+
+
+def following(classes: int, first: int) -> nn.Module:
+    """For a configuration."""
+    return Following(classes, first)
+
+
+def test_a_teacher_that_follows_is_agreed_on(make_data: MakeData, tmp_path: Path) -> None:
+    """Two replicas on one rank and on two are the same; it is the mean of both that is delivered."""
+    keys = {"net_options.first": 0, "replicas": 2, "sync.period": 2}
+    base = replace(config_of(make_data(48), adds), net="tests.engine.test_held:following", net_options={})
+    config = from_table(RunConfig, set_values(to_table(base), keys))
+    one = deepex.train(config, SoloCommunicator(), out=tmp_path / "one")
+    (tmp_path / "run.toml").write_text(dump_toml(to_table(config)))
+    done = run_deepex("train", str(tmp_path / "run.toml"), "--ranks", "2", "--out", str(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr
+    assert _same(_weights(one), _weights(RunDirectory.open(tmp_path / "two")))
+    again = deepex.train(replace(config, epochs=3), SoloCommunicator(), out=tmp_path / "two", resume=True)
+    whole = deepex.train(replace(config, epochs=3), SoloCommunicator(), out=tmp_path / "whole")
+    assert _same(_weights(again), _weights(whole))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_that_begins_to_follow_later_is_told_of(make_data: MakeData, tmp_path: Path, replicas: int) -> None:
+    config = replace(config_of(make_data(48), adds, replicas=replicas), net="tests.engine.test_held:following")
+    config = replace(config, net_options={"first": 4})
+    if replicas == 1:
+        deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+        return
+    with pytest.raises(ConfigError, match=r"has changed frozen weights, .* \(some of 'teacher.weight', 'teacher.bias' …\)"):
+        deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
 
 
 def layers(classes: int, script: bool) -> nn.Module:

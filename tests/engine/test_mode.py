@@ -38,6 +38,23 @@ def test_a_layer_keeps_its_mode_when_training_begins_and_after_an_evaluation() -
     assert _modes(network) == before
 
 
+class Keeping(nn.Sequential):
+    """Keeps its batch norm from training, in the usual way."""
+
+    def train(self, mode: bool = True) -> "Keeping":
+        super().train(mode)
+        self[0].eval()
+        return self
+
+
+def test_a_network_that_keeps_a_layer_from_training_is_asked_to() -> None:
+    network = begin_training(nn.Sequential(Keeping(nn.BatchNorm2d(1), nn.Flatten()), nn.Dropout().eval()))
+    assert _modes(network) == [True, True, False, True, False]
+    with evaluating(network):
+        pass
+    assert _modes(network) == [True, True, False, True, False]
+
+
 def test_a_network_in_evaluation_mode_as_a_whole_trains_as_a_whole() -> None:
     assert all(_modes(begin_training(networks.evaluating(1, 10))))
 

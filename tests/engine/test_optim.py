@@ -98,6 +98,26 @@ def test_lars_is_its_formula(gathers: bool) -> None:
 
 
 @pytest.mark.parametrize("gathers", [True, False])
+def test_lars_scales_a_gradient_that_two_weights_share_once_for_each(gathers: bool) -> None:
+    """Autograd gives both of a sum the same memory."""
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2, 3))
+
+    network = Summed()
+    arena = Arena(network, CPU, gathers=gathers)
+    optimiser = Optimiser(OptimConfig(method="lars", momentum=0.0, weight_decay=0.05, trust=0.01), arena)
+    arena.backward(((network.one.reshape(-1) + network.other.reshape(-1)) * torch.arange(6.0)).sum())
+    optimiser.update(1.0)
+    gradient, weight = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+    ratio = 0.01 * weight.norm() / (gradient.norm() + 0.05 * weight.norm())
+    for parameter in (network.one, network.other):
+        assert torch.allclose(parameter, weight - ratio * (gradient + 0.05 * weight), atol=1e-7)
+
+
+@pytest.mark.parametrize("gathers", [True, False])
 def test_frozen_weights_do_not_move(gathers: bool) -> None:
     module = network()
     module[0].weight.requires_grad_(False)

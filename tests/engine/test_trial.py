@@ -166,6 +166,67 @@ def every_third(whole: torch.Tensor) -> list[torch.Tensor]:
     return [whole[:, ::2], whole[:, ::3]]
 
 
+def keeping(what: Callable[[nn.Linear], Any]) -> nn.Module:
+    network = Changed()
+    network.kept = what(network.dense)
+    return network
+
+
+class Fourier(nn.Module):
+    """Has a parameter of four dimensions that is no kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter, self.dense = nn.Parameter(torch.ones(1, 28, 15, 2)), nn.Linear(784, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft2(images) * torch.view_as_complex(self.filter)
+        output: torch.Tensor = self.dense(torch.fft.irfft2(spectrum).flatten(1))
+        return output
+
+
+class Teacher(nn.Module):
+    """A frozen copy that follows, and a batch norm in evaluation mode whose mean it sets itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.student, self.teacher = nn.BatchNorm2d(1).eval(), nn.Linear(784, 10), nn.Linear(784, 10)
+        self.still = nn.Linear(10, 10).requires_grad_(False)
+        self.teacher.requires_grad_(False).load_state_dict(self.student.state_dict())
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            torch._foreach_lerp_([self.teacher.weight.data], [self.student.weight.data], 0.1)
+            self.teacher.bias.data.mul_(0.9).add_(self.student.bias.data, alpha=0.1)
+            with torch.no_grad():
+                self.norm.running_mean.copy_(images.mean()[None])
+        images = self.norm(images).flatten(1)
+        output: torch.Tensor = self.still(self.student(images) + 0.1 * self.teacher(images))
+        return output
+
+
+class Hooked(nn.Module):
+    """Its hook names it, so that a copy's hook changes the original."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(784, 10)
+        self.register_buffer("calls", torch.zeros(()))
+        self.dense.register_forward_hook(lambda *_: self.calls.add_(1) and None)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.dense(images.flatten(1))
+        return output
+
+
+class Derived(Changed):
+    """Has a derivative taken forwards, which does not let itself be watched."""
+
+    def forward(self, images: torch.Tensor) -> Any:
+        flat = images.flatten(1)
+        return torch.func.jvp(self.dense, (flat,), (torch.ones_like(flat),))[0]
+
+
 def tied() -> nn.Module:
     network = dense(nn.Linear(784, 784, bias=False), nn.Linear(784, 784, bias=False), nn.Linear(784, 10))
     network[2].weight = network[1].weight
@@ -222,6 +283,8 @@ TO_CLASSIFY = "for images of shape (2, 1, 28, 28); with objective=classify it mu
         (Shared(False, rows), "the network's buffer 'other' is in the memory of its parameter 'one', which training would part"),
         (Shared(False, rows, change=True), "the network's buffers 'one' and 'other' are in the same memory, and it changes them"),
         (Shared(True, lambda whole: [whole[:1].expand(4, 20), whole[1:]]), "'one' has elements that share memory, as expand()"),
+        (keeping(lambda dense: dense.weight.data), "keeps 'kept' in the memory of its 'dense.weight', which training"),
+        (keeping(lambda dense: {"some": dense.bias[2:].detach()}), "keeps 'kept' in the memory of its 'dense.bias'"),
         (Memory(adds=True), "keeping 'seen' with its history from one step to the next, and training on 8 images"),
         (Memory(adds=True), "; detach() what it keeps"),
         (Changed().to("meta"), "'dense.weight' is on meta; a network is built on the CPU"),
@@ -257,6 +320,9 @@ def test_a_network_that_cannot_reconstruct_is_told_why(make_data: MakeData, netw
         Shared(False, columns),
         Shared(False, columns, change=True),
         with_buffer(torch.zeros(1).expand(3)),
+        keeping(lambda dense: [dense.weight]),
+        keeping(lambda dense: dense.weight.detach().clone()),
+        Derived(),
         Memory(adds=False),
         with_buffer(torch.zeros(2, dtype=torch.int64)),
         Least(8, 64),
@@ -269,6 +335,28 @@ def test_a_network_that_cannot_reconstruct_is_told_why(make_data: MakeData, netw
 )
 def test_what_can_be_trained_may_be(make_data: MakeData, network: nn.Module) -> None:
     attempt(network, make_data(48))
+
+
+def test_what_a_network_changes_of_frozen_tensors_is_found(make_data: MakeData) -> None:
+    moved = {"teacher.weight", "teacher.bias", "norm.running_mean"}
+    assert attempt(Teacher(), make_data(48), replicas=2).moving == moved
+    assert attempt(Teacher(), make_data(48)).moving == frozenset(), "of one replica nobody must agree"
+
+
+def test_a_trial_leaves_what_a_hook_of_a_copy_changes_as_it_was(make_data: MakeData) -> None:
+    network = Hooked()
+    attempt(network, make_data(48))
+    choose_layout(network, shape=(1, 28, 28), batch=4, objective=make_objective("classify"), device=torch.device("cpu"))
+    assert network.calls == 0
+
+
+def test_a_network_that_takes_one_order_is_trained_in_that(make_data: MakeData) -> None:
+    cpu, classify = torch.device("cpu"), make_objective("classify")
+    choice = choose_layout(Fourier(), shape=(1, 28, 28), batch=4, objective=classify, device=cpu)
+    assert not choice.channels_last
+    assert "cannot take channels-last: RuntimeError: Tensor must have a last dimension with stride 1" in choice.reason
+    attempt(Fourier(), make_data(48))
+    assert "last dimension with stride 1" in refusal(Fourier(), make_data(48), layout="channels_last")
 
 
 def test_an_autoencoder_may_return_its_latent_variables_or_logits_alone(make_data: MakeData) -> None:

@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 from deepex.comm.base import Zeros, own_zeros
+from deepex.engine.network import moving_buffers
 from deepex.errors import ConfigError
 
 ALIGNMENT_BYTES: Final = 256
@@ -85,7 +86,8 @@ class Arena:
     Works for any module whose floating-point parameters share one dtype: tied parameters get one slot, frozen ones
     (`requires_grad` false) a slot without gradient and momentum. The module must already be built with its initial values.
     Without `gathers`, the arena has no region for gradients; with `moves`, as on a CPU, each is moved there as soon as autograd has
-    made it. `zeros` makes its memory: a communicator's, so that ranks share it.
+    made it. `zeros` makes its memory: a communicator's, so that ranks share it. Frozen tensors that are `moving`, as the network
+    itself changes them, are averaged as buffers are.
     """
 
     def __init__(
@@ -97,11 +99,12 @@ class Arena:
         gathers: bool = True,
         moves: bool | None = None,
         zeros: Zeros = own_zeros,
+        moving: frozenset[str] = frozenset(),
     ) -> None:
         parameters = dict(module.named_parameters())
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         dtype = _common_dtype(chain(parameters.items(), buffers.items()))
-        self.layout = _plan(module, parameters, buffers, dtype, channels_last)
+        self.layout = _plan(module, parameters, buffers, dtype, channels_last, moving)
         sizes = {
             "gradients": _extent(self.layout.weights, dtype) if gathers else 0,
             "buffers": _extent(self.layout.buffers, dtype) or _aligned(1, dtype),
@@ -210,7 +213,8 @@ class Arena:
         view, arrived, listeners = self._gradient_views[index], self._arrived, self.listeners  # not the arena, which holds the hook
 
         def receive(parameter: torch.Tensor) -> None:
-            assert parameter.grad is not None, "autograd calls this after it has set the gradient"
+            if parameter.grad is None:  # a hook of the network's own has taken it
+                return
             if index in arrived:  # a weight that is used in several parts of a backward pass (re-entrant checkpointing)
                 view.add_(parameter.grad)
             else:
@@ -241,14 +245,14 @@ class Arena:
                 view = slot.view(region)
                 if slot.name in buffers:
                     view.copy_(buffers[slot.name])
-                    _replace_buffer(module, buffers[slot.name], view)
+                    buffers[slot.name].data = view  # wherever the module holds it, as an attribute too
                 else:
                     view.copy_(parameters[slot.name].data)
                     parameters[slot.name].data = view
         for buffer in list(module.buffers()):
             if not buffer.is_floating_point():
                 own = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)  # not a transposed or expanded view
-                _replace_buffer(module, buffer, own.copy_(buffer))
+                buffer.data = own.copy_(buffer)
         self._buffers = [
             (owner, name, buffer, buffer.detach())  # the last stays where it is, whatever `buffer.data` becomes
             for owner in module.modules()
@@ -265,22 +269,24 @@ def _gradient(weight: torch.Tensor) -> torch.Tensor:
     return gradient if all(a == b for size, a, b in strides if size > 1) else torch.empty_like(weight).copy_(gradient)
 
 
-def _plan(
+def _plan(  # noqa: PLR0917 - as the arena has them
     module: nn.Module,
     parameters: dict[str, nn.Parameter],
     buffers: dict[str, torch.Tensor],
     dtype: torch.dtype,
     channels_last: bool,
+    moving: frozenset[str],
 ) -> Layout:
     norms = tuple(_norm_types())
     norm_parameters = {id(p) for m in module.modules() if isinstance(m, norms) for p in m.parameters(recurse=False)}
     trainable = {name: p for name, p in parameters.items() if p.requires_grad}
-    decayed = {n: p for n, p in trainable.items() if id(p) not in norm_parameters and not n.split(".")[-1].startswith("bias")}
+    decayed = {n: p for n, p in trainable.items() if id(p) not in norm_parameters and not _is_bias(n)}
     undecayed = {n: p for n, p in trainable.items() if n not in decayed}
-    moving = _moving_buffers(module)
-    moved = {n: b for n, b in buffers.items() if id(b) in moving}
+    learning = moving_buffers(module)
+    moved = {n: b for n, b in buffers.items() if id(b) in learning or n in moving}
     held = {n: b for n, b in buffers.items() if n not in moved}
-    frozen = {n: p for n, p in parameters.items() if n not in trainable}
+    moved |= {n: p for n, p in parameters.items() if n in moving}
+    frozen = {n: p for n, p in parameters.items() if n not in trainable and n not in moving}
     first = _slots(decayed, dtype, channels_last, 0)
     still = _slots(frozen, dtype, channels_last, 0)
     return Layout(
@@ -292,13 +298,11 @@ def _plan(
     )
 
 
-def _moving_buffers(module: nn.Module) -> set[int]:
-    """The buffers that training may change: not those of layers that are in evaluation mode while the others train.
-
-    A mean of equal numbers may differ from them in the last bit, so what stands still is not averaged.
-    """
-    training = [part for part in module.modules() if part.training or not module.training]
-    return {id(buffer) for part in training for buffer in part.buffers(recurse=False)}
+def _is_bias(name: str) -> bool:
+    """Whether a parameter is a layer's bias by its name, such as an attention's `in_proj_bias`, or what one is computed from."""
+    path = name.split(".")
+    own = path[path.index("parametrizations") + 1] if "parametrizations" in path[:-1] else path[-1]
+    return own.startswith("bias") or own.endswith("bias")
 
 
 def _slots(tensors: Any, dtype: torch.dtype, channels_last: bool, start: int) -> tuple[Slot, ...]:
@@ -344,14 +348,6 @@ def _common_dtype(tensors: Iterator[tuple[str, torch.Tensor]]) -> torch.dtype:
 
 def _norm_types() -> Iterator[type[nn.Module]]:
     yield from (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-
-
-def _replace_buffer(module: nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:
-    """Register `new` wherever the module holds the buffer `old` (twice, if it is shared)."""
-    for owner in module.modules():
-        for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
-            if buffer is old:
-                setattr(owner, name, new)
 
 
 def _aligned(count: int, dtype: torch.dtype) -> int:

@@ -32,6 +32,7 @@ class Job:
     channels_last: bool
     begun: str = ""
     sync_reason: str = "asked for"
+    moving: frozenset[str] = frozenset()  # frozen tensors that the network itself changes
 
     @property
     def shards(self) -> Shards:

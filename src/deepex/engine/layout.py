@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from deepex.engine.network import twin
+from deepex.engine.network import twin, unchanged
 from deepex.engine.objective import Objective
 from deepex.errors import told
 
@@ -36,7 +36,12 @@ class Layout:
 
 def choose_layout(network: nn.Module, *, shape: tuple[int, ...], batch: int, objective: Objective, device: torch.device) -> Layout:
     """Choose for training on batches of `shape` (channels, height, width); network and random numbers are left as they were."""
-    refusal = _refusal(network, shape)
+    with unchanged(network):
+        return _chosen(network, shape, batch, objective, device)
+
+
+def _chosen(network: nn.Module, shape: tuple[int, ...], batch: int, objective: Objective, device: torch.device) -> Layout:
+    refusal = _refusal(network, shape, objective)
     if refusal is not None:
         return Layout(channels_last=False, reason=f"the network cannot take channels-last: {refusal}")
     if device.type == "cuda":
@@ -57,14 +62,12 @@ def choose_layout(network: nn.Module, *, shape: tuple[int, ...], batch: int, obj
     return Layout(channels_last=last < plain, reason=text)
 
 
-@torch.no_grad()
-def _refusal(network: nn.Module, shape: tuple[int, ...]) -> str | None:
+def _refusal(network: nn.Module, shape: tuple[int, ...], objective: Objective) -> str | None:
     """What a network that trains in the usual order raises in the other; None if it takes both."""
-    images = torch.empty((_FEW, *shape), memory_format=torch.channels_last).zero_()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            twin(network)(images)
+            _Trial(network, (_FEW, *shape), objective, channels_last=True).step()
         except Exception as error:  # noqa: BLE001 - it is somebody's network
             return told(error)
     return None
@@ -75,10 +78,7 @@ class _Trial:
 
     def __init__(self, network: nn.Module, shape: tuple[int, ...], objective: Objective, *, channels_last: bool) -> None:
         order = torch.channels_last if channels_last else torch.contiguous_format
-        self._network = twin(network)
-        for parameter in self._network.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=order)
+        self._network = twin(network, channels_last=channels_last)
         self._objective, self.seconds = objective, list[float]()
         self._images = torch.empty(shape, memory_format=order).uniform_()
         self._labels = torch.zeros(shape[0], dtype=torch.int64)

@@ -35,6 +35,7 @@ from deepex.engine.rate import Schedule
 from deepex.engine.runner import Parts, Runner
 from deepex.engine.statistics import Statistics, chooses_estimates
 from deepex.engine.step import EagerStep
+from deepex.errors import ConfigError
 from deepex.record import EpochRecord
 from deepex.record.clock import PHASES, SYNC, UPDATE, PhaseClock
 from deepex.sync import (
@@ -68,8 +69,10 @@ class Learner:
         self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
         self._updates_locally = config.sync.strategy != "gradients"
         gathers = not self._updates_locally or job.device.type != "cpu"
-        self.arena = Arena(job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros)
-        self.held = Held(self.network)
+        self.arena = Arena(
+            job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros, moving=job.moving
+        )
+        self._held, self._still = Held(self.network), self._sum_still()
         self.objective = make_objective(config.objective)
         prepare = Prepare(
             manifest,
@@ -117,6 +120,20 @@ class Learner:
         self.rate, self._epoch, self._syncs = 0.0, 0, 0
         self.lost, self.lost_samples = 0, 0  # turns of this epoch that were left out, and their samples
         self._most_loss = math.inf  # of a sample
+
+    def check_network(self) -> None:
+        """Raise ConfigError if the network has changed what it may not."""
+        self._held.check()
+        if self.job.replicas > 1 and self._sum_still() != self._still:
+            names = ", ".join(repr(slot.name) for slot in self.arena.layout.frozen[:4])
+            raise ConfigError(
+                f"the network has changed frozen weights, or buffers of a layer in evaluation mode (some of {names} …), and its "
+                "replicas do not agree on them, as it did not do so in a first step: let it do so in all, or use one replica"
+            )
+
+    def _sum_still(self) -> int:
+        """Of the bits of all that should stand still."""
+        return int(self.arena.frozen.view(torch.int32).sum(dtype=torch.int64)) if self.job.replicas > 1 else 0
 
     def _make_runner(
         self, parts: Parts, steps: int, clock: PhaseClock | None

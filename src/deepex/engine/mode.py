@@ -23,7 +23,11 @@ def begin_training(network: AnyModule) -> AnyModule:
     Layers of a network in training mode keep their own modes. A network that is in evaluation mode as a whole trains as a whole:
     libraries give pretrained ones so.
     """
-    return network if network.training else network.train()
+    asleep = [module for module in network.modules() if not module.training] if network.training else []
+    network.train()  # always: one that overrides it keeps some layers from training so
+    for module in asleep:
+        module.training = False
+    return network
 
 
 @contextmanager

@@ -7,7 +7,8 @@ copied = twin(network)
 
 import copy
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 import torch
@@ -25,6 +26,7 @@ def check_weights(network: nn.Module) -> None:
         if complaint is not None:
             raise ConfigError(f"the network's {name!r} {complaint}")
     _check_memory(network)
+    _check_attributes(network)
     if not any(parameter.numel() for parameter in parameters.values()):
         raise ConfigError("the network has no parameters: there is nothing to train; use one with weights, each an nn.Parameter")
     if not any(parameter.requires_grad and parameter.numel() for parameter in parameters.values()):
@@ -46,15 +48,51 @@ def check_averages(network: nn.Module, replicas: int) -> None:
             )
 
 
-def twin(network: nn.Module) -> nn.Module:
+def twin(network: nn.Module, *, channels_last: bool = False) -> nn.Module:
     """A copy, ready to train. It shares nothing: a network may change its weights itself, as it does to normalise them."""
     try:
-        return begin_training(copy.deepcopy(network, _copied_scripts(network)))
+        copied = begin_training(copy.deepcopy(network, _copied_scripts(network)))
     except Exception as error:
         raise ConfigError(
             f"the network cannot be copied, which is needed to try it ({told(error)}); make it of modules, parameters and buffers "
             "alone: for example with torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm"
         ) from error
+    if channels_last:
+        for parameter in copied.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return copied
+
+
+@contextmanager
+def unchanged(network: nn.Module) -> Iterator[None]:
+    """Put back the values of a network of which copies are tried: a function that it keeps may name it, and is not copied."""
+    tensors = [*network.parameters(), *network.buffers()]
+    before = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, value in zip(tensors, before, strict=True):
+            if not torch.equal(tensor, value):
+                tensor.data.copy_(value)
+
+
+def standing_still(network: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of real numbers that training should not change: frozen weights, and buffers of layers in evaluation mode."""
+    frozen = {name: parameter for name, parameter in network.named_parameters() if not parameter.requires_grad}
+    moving = moving_buffers(network)
+    return frozen | {
+        name: buffer for name, buffer in network.named_buffers() if buffer.is_floating_point() and id(buffer) not in moving
+    }
+
+
+def moving_buffers(module: nn.Module) -> set[int]:
+    """The buffers that training may change: not those of layers that are in evaluation mode while the others train.
+
+    A mean of equal numbers may differ from them in the last bit, so what stands still is not averaged.
+    """
+    training = [part for part in module.modules() if part.training or not module.training]
+    return {id(buffer) for part in training for buffer in part.buffers(recurse=False)}
 
 
 def _copied_scripts(network: nn.Module) -> dict[int, nn.Module]:
@@ -83,11 +121,14 @@ def kept_with_history(network: nn.Module) -> list[str]:
         f"{path}.{name}".lstrip(".")
         for path, module in network.named_modules()
         for name, value in (*vars(module).items(), *module._buffers.items())
-        if any(
-            isinstance(one, torch.Tensor) and one.grad_fn is not None
-            for one in (value if isinstance(value, tuple | list) else [value])
-        )
+        if any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in _listed(value))
     ]
+
+
+def _listed(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, tuple | list) else [value]
 
 
 def _complaint(tensor: torch.Tensor, *, trained: bool) -> str | None:
@@ -128,6 +169,23 @@ def _check_memory(network: nn.Module) -> None:
                 f"the network's buffer {buffer!r} is in the memory of its parameter {name!r}, which training would part: use the "
                 "parameter in both places, or give the buffer its own with clone()"
             )
+
+
+def _check_attributes(network: nn.Module) -> None:
+    """Refuse tensors that modules keep beside parameters and buffers, in the memory of these: training moves these elsewhere."""
+    held = dict(chain(network.named_parameters(), network.named_buffers()))
+    known = {id(tensor) for tensor in held.values()}
+    for path, module in network.named_modules():
+        for key, value in vars(module).items():
+            for one in _listed(value):
+                if not isinstance(one, torch.Tensor) or id(one) in known or one.layout is not torch.strided:
+                    continue
+                for name, tensor in held.items():
+                    if one.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() and one.numel() and tensor.numel():
+                        raise ConfigError(
+                            f"the network keeps {f'{path}.{key}'.lstrip('.')!r} in the memory of its {name!r}, which training "
+                            "moves elsewhere: keep that tensor itself, or make the other of it in forward"
+                        )
 
 
 def in_one_memory(network: nn.Module) -> Iterator[tuple[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]]:

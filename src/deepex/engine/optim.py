@@ -148,6 +148,8 @@ class _Lars:
         config, adapted = self._config, gradients[: len(self._weights)]
         if not adapted:
             return
+        if len({gradient.data_ptr() for gradient in adapted}) < len(adapted):  # autograd may give one to two weights
+            gradients[: len(adapted)] = adapted = [gradient.clone() for gradient in adapted]
         weights = torch.stack(torch._foreach_norm(self._weights))
         norms = torch.stack(torch._foreach_norm(adapted))
         ratios = config.trust * weights / (norms + config.weight_decay * weights)

@@ -168,7 +168,7 @@ class Trainer:
     def _position(self, epoch: int, step: int, syncs: int, before: Position) -> Position:
         """A position within an epoch: what all ranks have summed up so far goes with it."""
         shards = self._job.shards
-        self.learner.held.check()
+        self.learner.check_network()
         mine = sum(shards.samples(replica, before.step, step) for replica in self.learner.replicas) - self.learner.lost_samples
         row = [*self.learner.runner.sums.tolist(), mine, self.learner.lost, *self.learner.apart()]
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
@@ -185,7 +185,7 @@ class Trainer:
         sums = self.learner.runner.sums.tolist()
         reads = [*tally.take()]
         validation = self._validate(position.epoch)
-        self.learner.held.check()
+        self.learner.check_network()
         reads += tally.take()
         seen = mine - self.learner.lost_samples
         told = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *reads, *self.usage.row()]

@@ -10,8 +10,8 @@ updates. The network, its buffers and modes, and torch's random numbers are left
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import torch
@@ -21,8 +21,9 @@ from deepex.data.feeds.shard import Shards, Slices
 from deepex.engine.config import RunConfig
 from deepex.engine.held import Held
 from deepex.engine.job import Dataset
-from deepex.engine.network import check_averages, check_weights, kept_with_history, twin
+from deepex.engine.network import check_averages, check_weights, kept_with_history, standing_still, twin, unchanged
 from deepex.engine.objective import Objective, make_objective
+from deepex.engine.writes import Writes
 from deepex.errors import ConfigError, UserError, told
 
 _FEW: Final = 2  # one is too few for batch norm
@@ -34,10 +35,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What was seen: the bytes that autograd kept of so many images; None if it could not be told."""
+    """What was seen: the bytes that autograd kept of so many images; None if it could not be told.
+
+    `moving`: the tensors that no optimiser changes and no layer in training mode, but the network itself, such as the weights of a
+    teacher that follows. Looked for where there are several replicas, which must agree on them.
+    """
 
     saved_bytes: int | None
     images: int
+    moving: frozenset[str] = frozenset()
 
     def activation_bytes(self, batch: int) -> int | None:
         """The bytes that autograd keeps of a batch in float32, weights not counted; with bf16 it is about half."""
@@ -52,11 +58,11 @@ def check_network(network: nn.Module, config: RunConfig, dataset: Dataset, shard
     shape = (dataset.manifest.shape[0], height, width)
     attempt = _Attempt(network, config, make_objective(config.objective), shape, max(len(dataset.manifest.classes), 1))
     trained = _batches({shards.size(0), shards.size(shards.replicas - 1)}, config.batch)
-    with _undisturbed(config):
+    with _undisturbed(config), unchanged(network):
         trials = [attempt.on(attempt.train, few, stands_for) for few, stands_for in trained.items()]
         for few, stands_for in _batches(_evaluated(config, dataset, ranks), max(config.batch, _LEAST_EVALUATED)).items():
             attempt.on(attempt.evaluate, few, stands_for)
-    return trials[-1]
+        return replace(trials[-1], moving=attempt.moving(max(trained)) if shards.replicas > 1 else frozenset())
 
 
 def check_settings(config: RunConfig, device: torch.device) -> None:
@@ -84,7 +90,7 @@ class _Attempt:
 
     def train(self, count: int) -> Trial:
         """A step on `count` images."""
-        network = twin(self._network)
+        network = self._twin()
         held = Held(network)
         images, labels = self._batch(count)
         doing = f"training on {count}"
@@ -100,6 +106,19 @@ class _Attempt:
                 self._learn(network(images), images, labels)
         return Trial(saved_bytes=saved_bytes, images=count)
 
+    def moving(self, count: int) -> frozenset[str]:
+        """The tensors that should stand still, and do not in a step on `count` images."""
+        network = self._twin()
+        writes = Writes(standing_still(network))
+        if writes.tensors:
+            with suppress(Exception), writes:  # what cannot be watched so is left to the check at the end of each epoch
+                images, labels = self._batch(count)
+                self._learn(network(images), images, labels)
+        return frozenset(writes.found)
+
+    def _twin(self) -> nn.Module:
+        return twin(self._network, channels_last=self._config.layout == "channels_last")
+
     def _learn(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> None:
         loss = self._objective.loss(output, images, labels)
         self._objective.tally(output, images, labels)
@@ -109,7 +128,7 @@ class _Attempt:
     @torch.no_grad()
     def evaluate(self, count: int) -> None:
         """An evaluation of `count` images."""
-        network = twin(self._network).eval()
+        network = self._twin().eval()
         held = Held(network)
         images, labels = self._batch(count)
         with _raised_in(f"evaluating {count}"):
@@ -212,12 +231,9 @@ def _evaluated(config: RunConfig, dataset: Dataset, ranks: int) -> set[int]:
 
 def _forward(network: nn.Module, images: torch.Tensor) -> tuple[Any, int | None]:
     """The network's output, and the bytes that autograd keeps of the way there."""
-    try:
+    with suppress(RuntimeError):  # torch.func, for one, does not let itself be watched
         return _watched(network, images)
-    except RuntimeError as error:
-        if "saved tensor hooks" not in str(error):
-            raise
-        return network(images), None  # torch.func, for one, does not let itself be watched
+    return network(images), None
 
 
 def _watched(network: nn.Module, images: torch.Tensor) -> tuple[Any, int]:

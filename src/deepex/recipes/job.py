@@ -51,7 +51,7 @@ def make_job(config: RunConfig, comm: Communicator, *, ranks_on_device: int = 1)
     check_settings(config, device)
     network = build_network(config, dataset.manifest)
     _check_last_batch(config, network, dataset, shards)
-    kept = _bytes_kept(config, network, dataset, shards, ranks=comm.size)
+    kept, moving = _tried(config, network, dataset, shards, ranks=comm.size)
     config, sync_reason = _settle_sync(config, network, dataset, shards, per_rank=replicas // comm.size)
     return Job(
         config=config,
@@ -62,15 +62,22 @@ def make_job(config: RunConfig, comm: Communicator, *, ranks_on_device: int = 1)
         replicas=replicas,
         channels_last=config.layout == "channels_last",
         sync_reason=sync_reason,
+        moving=moving,
     )
 
 
-def _bytes_kept(config: RunConfig, network: nn.Module, dataset: Dataset, shards: Shards, *, ranks: int) -> int | None:
-    """What a step keeps between its passes. A network of somebody's own is tried for it; ours are known to train."""
+def _tried(
+    config: RunConfig, network: nn.Module, dataset: Dataset, shards: Shards, *, ranks: int
+) -> tuple[int | None, frozenset[str]]:
+    """What a step keeps between its passes, and the frozen tensors that the network itself changes.
+
+    A network of somebody's own is tried for it; ours are known to train, and to leave what is frozen alone.
+    """
     if ":" in config.net:
-        return check_network(network, config, dataset, shards, ranks=ranks).activation_bytes(config.batch)
+        trial = check_network(network, config, dataset, shards, ranks=ranks)
+        return trial.activation_bytes(config.batch), trial.moving
     channels, height, width = dataset.manifest.shape
-    return activation_bytes(network, (channels, *config.augment.size(height, width)), config.batch)
+    return activation_bytes(network, (channels, *config.augment.size(height, width)), config.batch), frozenset()
 
 
 def _settle_sync(

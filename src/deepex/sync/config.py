@@ -18,6 +18,7 @@ _OUTER: Final = {  # the usual rate and momentum
     "trust": (0.02, 0.9),
     "muon": (0.05, 0.9),
 }
+_MOST_PARTS: Final = 4096
 FEW_STEPS: Final = 100  # in an epoch
 _LATE: Final = 3  # periods: by so much is a mean older, as drift goes, that comes in the background
 _MUON_DISTANCE: Final = 0.2  # its rate times the root of the steps in an epoch: the best for three networks was 0.14 to 0.3 …
@@ -87,8 +88,8 @@ class SyncConfig:
             ("elasticity", 0 < self.elasticity <= 1, "above 0 and at most 1"),
             ("pull", 0 < self.pull <= 1, "above 0 and at most 1"),
             ("delay", self.delay >= 0, "at least 0 (0: a period)"),
-            ("parts", self.parts >= 1, "at least 1"),
-            ("chunks", self.chunks >= 1, "at least 1 (1: no overlap)"),
+            ("parts", 1 <= self.parts <= _MOST_PARTS, f"from 1 to {_MOST_PARTS}"),
+            ("chunks", 1 <= self.chunks <= _MOST_PARTS, f"from 1 (no overlap) to {_MOST_PARTS}"),
         )
         for name, holds, rule in rules:
             if not holds:
