@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deepex.cli import main
+from deepex.record import RunDirectory
 from tests.mpi import HANGS, ROOT, own_lines, rank_environ, run_deepex
 
 MakeData = Callable[[int], Path]
@@ -104,3 +105,31 @@ def test_a_log_of_ranks_gets_lines_and_no_control_characters(make_data: MakeData
 def check_log(written: str) -> None:
     assert "epoch   3/3" in written
     assert "\x1b" not in written
+
+
+@pytest.mark.parametrize("stdout", ["reader left", "full", "closed"])
+def test_a_run_goes_on_though_nobody_reads_along(stdout: str, make_data: MakeData, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "deepex", *arguments(make_data(64), out, ranks=1, net="lenet")]
+    shell = {"reader left": '"$@" | true', "full": '"$@" > /dev/full', "closed": '"$@" >&-'}[stdout]
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", shell, "-", *command],
+        cwd=ROOT, env=rank_environ(), stderr=subprocess.PIPE, text=True, timeout=HANGS, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert RunDirectory.open(out).outcome[0] == "finished"
+
+
+def test_ranks_are_started_though_our_own_output_is_closed(make_data: MakeData, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deepex", *arguments(make_data(64), tmp_path / "run", ranks=2, net="lenet")]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "-", *command], cwd=ROOT, env=rank_environ(), timeout=HANGS, check=False)
+    assert done.returncode == 0
+    assert RunDirectory.open(tmp_path / "run").outcome[0] == "finished"
+
+
+def test_what_cannot_be_printed_is_said_so() -> None:
+    command = [sys.executable, "-m", "deepex", "train", "--list"]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(command, env=rank_environ(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "please report" not in done.stderr

@@ -34,6 +34,23 @@ def test_names_with_commas_and_lines_stay_one_cell(tmp_path: Path) -> None:
     assert rows[1][0] == 'a, "b"'
 
 
+def test_a_setting_and_what_was_measured_have_columns_of_their_own(tmp_path: Path) -> None:
+    collection = collect([strong(tmp_path / "strong", ranks=(1, 2))])
+    for run in collection.all_runs():
+        run.varied["samples"] = 64
+    first = next(csv.DictReader(io.StringIO(export(collection, "csv"))))
+    assert (first["set_samples"], int(first["samples"])) == ("64", collection.all_runs()[0].epochs[0].samples)
+
+
+@pytest.mark.parametrize(
+    ("target", "status"), [("validation error <= 0.9", "success"), ("", "success"), ("validation error <= 0", "aborted")]
+)
+def test_a_run_that_missed_its_target_is_no_success(target: str, status: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Made(epochs=3, config={"target": target}))
+    (stop,) = [line for line in _lines(collect([run])) if line["key"] == "run_stop"]
+    assert stop["metadata"]["status"] == status
+
+
 def _lines(collection: Collection) -> list[dict[str, object]]:
     """As MLPerf's parser reads a log: the mark, then JSON."""
     lines = export(collection, "mlperf").splitlines()
@@ -42,7 +59,7 @@ def _lines(collection: Collection) -> list[dict[str, object]]:
 
 
 def test_mlperf_lines_tell_the_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Made(ranks=4, epochs=3))
+    run = write_run(tmp_path / "run", Made(ranks=4, epochs=3, config={"target": "validation error <= 0.9"}))
     collection = collect([run])
     lines = _lines(collection)
     keys = [line["key"] for line in lines]

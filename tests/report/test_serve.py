@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from deepex.errors import StorageError
+from deepex.record.run import hold
 from deepex.report.serve import Watch
 from tests.report.records import Made, epoch_of, write_run
 
@@ -47,6 +50,29 @@ def test_who_has_the_token_reads_the_report(tmp_path: Path) -> None:
         assert status == 200
         assert b"<html" in body
         assert ask(watch, "state")[0] == 200
+
+
+def test_a_run_that_is_killed_is_news(tmp_path: Path) -> None:
+    """Though no file changes."""
+    run = write_run(tmp_path / "run", Made(epochs=2), status="running", reason="")
+    with serving(tmp_path) as watch:
+        with hold(run):
+            before = ask(watch, "state")
+            assert before == ask(watch, "state")
+        assert ask(watch, "state") != before
+
+
+def test_a_browser_that_leaves_is_no_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run", Made(epochs=2))
+    with serving(tmp_path) as watch:
+        address = urlsplit(watch.address)
+        for _ in range(3):
+            with socket.create_connection((address.hostname, address.port)) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+                connection.sendall(f"GET {address.path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                connection.recv(1)
+        assert ask(watch)[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("path", ["/", "/wrong/", "/wrong/state", "/../etc/passwd", "run.json", "../", "%2e%2e/run.json"])
@@ -89,7 +115,7 @@ def test_a_record_that_vanishes_while_it_is_looked_at_is_no_error(tmp_path: Path
     write_run(tmp_path / "run", Made(epochs=2))
     with serving(tmp_path) as watch, patch.object(Path, "glob", lambda *_: iter([gone])):
         gone.unlink()  # after it was found
-        assert ask(watch, "state") == (200, b"4-0")
+        assert ask(watch, "state") == (200, b"4-0-0")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])

@@ -6,17 +6,18 @@ traceback. DEEPEX_DEBUG=1 shows it.
 
 import os
 import sys
-from errno import EACCES, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
+from errno import EACCES, EIO, ELOOP, ENAMETOOLONG, ENOSPC, ENOTDIR, EPERM, EPIPE, EROFS
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from deepex.cli.output import checked
+from deepex.cli.output import checked, drop, use_streams
 from deepex.errors import INTERRUPTED, DeepexError, UserError, place_in_their_code, told
 
 _NO_PATH: Final = (EACCES, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM, EROFS)
+_NO_STREAM: Final = (EIO, ENOSPC, EPIPE)
 _MOST_SHOWN: Final = 100  # characters of a path
 
 app = typer.Typer(
@@ -202,8 +203,10 @@ def study_verb(context: typer.Context) -> Any:
 def main() -> None:
     """Run the command line; every error that is ours becomes one line."""
     try:
+        use_streams()
         _check_directory()
         code = app(prog_name="deepex", standalone_mode=False)
+        sys.stdout.flush()
     except DeepexError as error:
         _fail(str(error), error.exit_code, agreed=error.agreed)
     except (typer.Abort, KeyboardInterrupt):
@@ -214,6 +217,9 @@ def main() -> None:
         message = getattr(error, "format_message", None)  # a usage error of the command line itself
         if message is not None:
             _fail(f"{message()}; see `deepex --help`", 2)
+        if isinstance(error, OSError) and error.errno in _NO_STREAM and error.filename is None:
+            drop(sys.stdout)
+            _fail(f"what this prints cannot be written: {error.strerror}", 1)
         if "DEEPEX_DEBUG" in os.environ:
             raise
         report = "" if place_in_their_code(error) else ", please report it"

@@ -4,6 +4,7 @@ On a terminal the bar moves with the steps; in a log file there is a line per ep
 """
 
 import os
+import sys
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from typing_extensions import override
 
-from deepex.cli.output import make_console
+from deepex.cli.output import Lasting, make_console
 from deepex.cli.show import phase_shares, print_phases, score_text
 from deepex.engine.config import RunConfig
 from deepex.engine.watch import Watcher
@@ -23,11 +24,10 @@ def make_watcher(config: RunConfig, *, quiet: bool) -> Watcher:
     if quiet:
         return Watcher()
     columns = os.environ.get("DEEPEX_TERMINAL_COLUMNS")
-    if columns is None:
-        return Bars(make_console(), config)
-    if columns == "0":
-        return Bars(make_console(force_terminal=False), config)
-    return Bars(make_console(force_terminal=True, width=int(columns)), config)
+    options: dict[str, Any] = {}
+    if columns is not None:
+        options = {"force_terminal": False} if columns == "0" else {"force_terminal": True, "width": int(columns)}
+    return Bars(make_console(file=Lasting(sys.stdout), **options), config)  # a run does not end because nobody reads along
 
 
 class Bars(Watcher):

@@ -162,7 +162,11 @@ def as_communicator(comm: Any) -> Communicator:
     if isinstance(comm, Communicator):
         return comm
     mpi = sys.modules.get("mpi4py.MPI")  # whoever holds one of its communicators has imported it
-    if mpi is not None and isinstance(comm, mpi.Comm) and comm != mpi.COMM_NULL:
+    if mpi is not None and isinstance(comm, mpi.Comm):
+        if comm == mpi.COMM_NULL:
+            raise ConfigError("comm is MPI.COMM_NULL, as one is that was freed; give a communicator that has this rank in it")
+        if comm.Is_inter():
+            raise ConfigError("comm is an intercommunicator; give the communicator of one group, or Merge() it")
         from deepex.comm.mpi import MpiCommunicator
 
         return MpiCommunicator(comm)

@@ -24,13 +24,14 @@ from deepex.engine.job import Job
 from deepex.engine.network import beside_tensors
 from deepex.engine.trainer import Outcome, Trainer
 from deepex.engine.watch import Watcher
-from deepex.errors import DataError, DeepexError, told
+from deepex.errors import ConfigError, DataError, DeepexError, told
 from deepex.machine.cache import keep_compiled
 from deepex.machine.hardware import describe_cpu
 from deepex.machine.heap import give_back_heap, keep_heap
 from deepex.recipes.job import agree_on_placement, choices, decide_layout, make_job, pick_device
 from deepex.recipes.resume import absolute, as_begun, find_checkpoints, keep_reasons, load, say, step_begun
 from deepex.recipes.same import started_with
+from deepex.recipes.usual import torch_as_usual
 from deepex.record import EpochRecord, RunDirectory
 from deepex.record.files import write_text
 from deepex.record.run import hold
@@ -52,12 +53,17 @@ def train(
     fails in the middle takes the job down (MPI_Abort), because the others would wait for it forever.
     """
     watcher = watcher or Watcher()
-    device = pick_device(config.device, 0).type
-    communicator = connect(config.comm, device=device) if comm is None else as_communicator(comm)
+    with torch_as_usual():
+        return _connected(config, comm, out=out, resume=resume, watcher=watcher)
+
+
+def _connected(config: RunConfig, comm: Any, *, out: Path | str | None, resume: bool, watcher: Watcher) -> RunDirectory:
+    communicator = connect(_checked(config).comm, device=_device_type(config)) if comm is None else as_communicator(comm)
     path: Path | None = None
     try:
         with abort_on_failure(communicator, say, lambda text: _log(path, communicator.rank, text)):
             try:
+                device = together(communicator, lambda: _device_type(config))
                 facts, own = (
                     started_with(config, device, resume=resume, out=out),
                     pick_device(config.device, communicator.place.local_rank),
@@ -76,6 +82,17 @@ def train(
         if communicator is not comm:
             with suppress(Exception):  # while an error is on its way, that error matters
                 communicator.close()
+
+
+def _checked(config: Any) -> RunConfig:
+    if not isinstance(config, RunConfig):
+        kind = type(config).__name__
+        raise ConfigError(f"config is a {kind}; it must be a RunConfig, for example deepex.recipe('fashion'), on every rank")
+    return config
+
+
+def _device_type(config: Any) -> str:
+    return pick_device(_checked(config).device, 0).type
 
 
 def _device_name(device: torch.device) -> str:
@@ -267,8 +284,8 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
         torch.get_deterministic_debug_mode(),
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.allow_tf32,
-        torch.backends.cuda.matmul.allow_tf32,
     )
+    precision = torch.get_float32_matmul_precision()
     onednn = torch.backends.mkldnn.enabled
     torch.set_num_threads(threads)
     # Bits are promised on CPUs. Not `use_deterministic_algorithms`, which loads Inductor to tell it: seconds of every start.
@@ -276,10 +293,11 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
     torch.set_deterministic_debug_mode(strictness if config.deterministic else "default")
     torch.backends.cudnn.benchmark = not config.deterministic
     tf32 = config.precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")  # of a CPU's products too
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
-    torch.backends.mkldnn.enabled = onednn and config.onednn  # type: ignore[assignment] # annotated as what stands behind it
+    torch.backends.mkldnn.enabled = config.onednn and torch.backends.mkldnn.is_available()  # type: ignore[assignment] # annotated as what stands behind it
     if config.precision == "bf16" and job.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         # As PyTorch does itself at the first product, which fails, with a page of its stack.
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment] # annotated as what stands behind it
@@ -291,7 +309,8 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
     finally:
         torch.set_num_threads(before[0])
         torch.set_deterministic_debug_mode(before[1])
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[2:]
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = before[2:]
+        torch.set_float32_matmul_precision(precision)
         torch.backends.mkldnn.enabled = onednn
 
 

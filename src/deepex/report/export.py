@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from deepex.errors import RunError, UnknownName
 from deepex.record import PHASES, EpochRecord
+from deepex.record.target import Target
 from deepex.report.collect import Collection, Run
 
 
@@ -33,21 +34,8 @@ def to_csv(collection: Collection) -> str:
     scores = [(part, measure) for part in ("train", "validation") for measure in ("loss", "error", "rmse")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    head = [
-        "run",
-        "status",
-        *varied,
-        "ranks",
-        "replicas",
-        "batch",
-        "epoch",
-        "samples",
-        "seconds",
-        "measured",
-        "partial",
-        "rate",
-        "syncs",
-    ]
+    fixed = ("ranks", "replicas", "batch", "epoch", "samples", "seconds", "measured", "partial", "rate", "syncs")
+    head = ["run", "status", *(f"set_{key}" if key in fixed else key for key in varied), *fixed]
     writer.writerow([*head, *(f"{phase}_seconds" for phase in PHASES), *(f"{part}_{measure}" for part, measure in scores)])
     for run in runs:
         for epoch in run.epochs:
@@ -91,7 +79,9 @@ def _mlperf(run: Run) -> Iterator[str]:
             moment += epoch.validation.seconds or 0.0
             yield _line(moment, "POINT_IN_TIME", *_evaluated(epoch), run=run.name, epoch_num=epoch.epoch)
             yield _line(moment, "INTERVAL_END", "eval_stop", None, run=run.name, epoch_num=epoch.epoch)
-    ended = {"finished": "success"}.get(run.status, "aborted")
+    goal = config.get("target")  # without one, a run that finished did what was asked of it
+    reached = not goal or Target.parse(str(goal)).reached(run.epochs[-1])
+    ended = "success" if run.status == "finished" and reached else "aborted"
     yield _line(moment, "INTERVAL_END", "run_stop", None, run=run.name, status=ended)
 
 

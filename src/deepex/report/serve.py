@@ -11,6 +11,7 @@ and at most every few seconds; requests are answered few at a time, with a limit
 
 import hmac
 import secrets
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from typing import Any, Final, Self
 from typing_extensions import override
 
 from deepex.errors import DeepexError, StorageError
+from deepex.record import RunDirectory
 from deepex.report.build import make_report
 
 _LEAST_SECONDS: Final = 3.0  # between two makings of the report
@@ -59,10 +61,9 @@ class Watch:
             owner = watch
 
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+            self._server = _Server(("127.0.0.1", port), Handler)
         except OSError as error:
             raise StorageError(f"port {port} cannot be used: {error.strerror}; choose another --port, or 0 for any") from error
-        self._server.daemon_threads = True
         self.address = f"http://127.0.0.1:{self._server.server_address[1]}/{self._token}/"
 
     def __enter__(self) -> Self:
@@ -106,7 +107,8 @@ class Watch:
             for pattern in ("**/epochs.jsonl", "**/run.json", "**/study.json", "**/measurements.json")
             for path in sorted(directory.glob(pattern))
         ]
-        return f"{len(files)}-{max(map(_changed, files), default=0)}"
+        at_work = sum(map(_at_work, files))  # a process that is killed changes no file
+        return f"{len(files)}-{at_work}-{max(map(_changed, files), default=0)}"
 
     def _report(self) -> bytes:
         with self._lock:
@@ -131,6 +133,22 @@ def _changed(path: Path) -> int:
     with suppress(OSError):
         return path.stat().st_mtime_ns
     return 0
+
+
+def _at_work(path: Path) -> bool:
+    """Whether this is of a run that somebody holds."""
+    with suppress(DeepexError, OSError):
+        return path.name == "run.json" and RunDirectory(path.parent).outcome[0] == "running"
+    return False
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # a browser may leave whenever it likes
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
