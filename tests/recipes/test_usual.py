@@ -61,7 +61,9 @@ CALLERS = {
 
 @pytest.fixture(scope="module")
 def usual(make_data: MakeData, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, dict[str, torch.Tensor]]:
-    config = RunConfig(net="lenet", data=str(make_data(48)), batch=8, epochs=2, threads=1, sampling=0, layout="contiguous")
+    config = RunConfig(
+        net="lenet", data=str(make_data(48)), batch=8, epochs=2, threads=1, sampling=0, device="cpu", layout="contiguous"
+    )
     run = deepex.train(config, SoloCommunicator(), out=tmp_path_factory.mktemp("usual") / "run")
     return config, load_file(run.path / "weights.safetensors")
 
