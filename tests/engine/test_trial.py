@@ -219,6 +219,13 @@ class Hooked(nn.Module):
         return output
 
 
+class Last(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def forward(self, outputs: tuple[torch.Tensor, Any]) -> torch.Tensor:
+        return outputs[0][:, -1]
+
+
 class Derived(Changed):
     """Has a derivative taken forwards, which does not let itself be watched."""
 
@@ -323,6 +330,8 @@ def test_a_network_that_cannot_reconstruct_is_told_why(make_data: MakeData, netw
         keeping(lambda dense: [dense.weight]),
         keeping(lambda dense: dense.weight.detach().clone()),
         Derived(),
+        dense(nn.utils.spectral_norm(nn.Linear(784, 10))),
+        dense(nn.Unflatten(1, (28, 28)), nn.LSTM(28, 10, batch_first=True), Last()),
         Memory(adds=False),
         with_buffer(torch.zeros(2, dtype=torch.int64)),
         Least(8, 64),

@@ -26,7 +26,6 @@ def check_weights(network: nn.Module) -> None:
         if complaint is not None:
             raise ConfigError(f"the network's {name!r} {complaint}")
     _check_memory(network)
-    _check_attributes(network)
     if not any(parameter.numel() for parameter in parameters.values()):
         raise ConfigError("the network has no parameters: there is nothing to train; use one with weights, each an nn.Parameter")
     if not any(parameter.requires_grad and parameter.numel() for parameter in parameters.values()):
@@ -121,11 +120,12 @@ def kept_with_history(network: nn.Module) -> list[str]:
         f"{path}.{name}".lstrip(".")
         for path, module in network.named_modules()
         for name, value in (*vars(module).items(), *module._buffers.items())
-        if any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in _listed(value))
+        if any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in listed(value))
     ]
 
 
-def _listed(value: object) -> Iterable[object]:
+def listed(value: object) -> Iterable[object]:
+    """A value, or those that it holds."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, tuple | list) else [value]
@@ -171,27 +171,28 @@ def _check_memory(network: nn.Module) -> None:
             )
 
 
-def _check_attributes(network: nn.Module) -> None:
-    """Refuse tensors that modules keep beside parameters and buffers, in the memory of these: training moves these elsewhere."""
-    held = dict(chain(network.named_parameters(), network.named_buffers()))
-    known = {id(tensor) for tensor in held.values()}
-    for path, module in network.named_modules():
-        for key, value in vars(module).items():
-            for one in _listed(value):
-                if not isinstance(one, torch.Tensor) or id(one) in known or one.layout is not torch.strided:
-                    continue
-                for name, tensor in held.items():
-                    if one.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() and one.numel() and tensor.numel():
-                        raise ConfigError(
-                            f"the network keeps {f'{path}.{key}'.lstrip('.')!r} in the memory of its {name!r}, which training "
-                            "moves elsewhere: keep that tensor itself, or make the other of it in forward"
-                        )
+def aliases(network: nn.Module) -> list[tuple[str, str, str]]:
+    """The attributes in the memory of a parameter or a buffer: the path of the module, the attribute, and whose memory it is."""
+    held = {tensor.untyped_storage().data_ptr(): name for name, tensor in _named_tensors(network) if tensor.numel()}
+    known = {id(tensor) for _, tensor in _named_tensors(network)}
+    return [
+        (path, key, held[one.untyped_storage().data_ptr()])
+        for path, module in network.named_modules()
+        for key, value in vars(module).items()
+        for one in listed(value)
+        if isinstance(one, torch.Tensor) and id(one) not in known and one.layout is torch.strided
+        if one.numel() and one.untyped_storage().data_ptr() in held
+    ]
+
+
+def _named_tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    return chain(network.named_parameters(), network.named_buffers())
 
 
 def in_one_memory(network: nn.Module) -> Iterator[tuple[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]]:
     """The pairs of different parameters and buffers of which some elements are the same."""
     storages: dict[int, list[tuple[int, int, str, torch.Tensor]]] = {}
-    for name, tensor in chain(network.named_parameters(), network.named_buffers()):
+    for name, tensor in _named_tensors(network):
         if tensor.numel():
             storages.setdefault(tensor.untyped_storage().data_ptr(), []).append((*_range(tensor), name, tensor))
     for found in storages.values():

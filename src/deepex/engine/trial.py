@@ -21,7 +21,7 @@ from deepex.data.feeds.shard import Shards, Slices
 from deepex.engine.config import RunConfig
 from deepex.engine.held import Held
 from deepex.engine.job import Dataset
-from deepex.engine.network import check_averages, check_weights, kept_with_history, standing_still, twin, unchanged
+from deepex.engine.network import aliases, check_averages, check_weights, kept_with_history, listed, standing_still, twin, unchanged
 from deepex.engine.objective import Objective, make_objective
 from deepex.engine.writes import Writes
 from deepex.errors import ConfigError, UserError, told
@@ -77,6 +77,7 @@ class _Attempt:
     def __init__(self, network: nn.Module, config: RunConfig, objective: Objective, shape: tuple[int, ...], classes: int) -> None:
         self._network, self._config, self._objective = network, config, objective
         self._shape, self._classes = shape, classes
+        self._aliases = aliases(network)
 
     def on(self, act: Callable[[int], T], few: int, stands_for: int) -> T:
         """Do something with `few` images. A network may need more of them: then with as many as they stand for."""
@@ -91,7 +92,7 @@ class _Attempt:
     def train(self, count: int) -> Trial:
         """A step on `count` images."""
         network = self._twin()
-        held = Held(network)
+        held, kept = Held(network), [_kept(network, path, key) for path, key, _ in self._aliases]
         images, labels = self._batch(count)
         doing = f"training on {count}"
         with _raised_in(doing):
@@ -100,6 +101,7 @@ class _Attempt:
         with _raised_in(doing):
             self._learn(output, images, labels)
         held.check()
+        self._check_aliases(network, kept)
         self._check_gradients(network)
         if keeps := kept_with_history(network):  # which is right, unless the next step goes back along it
             with _raised_in(f"keeping {', '.join(map(repr, keeps))} with its history from one step to the next, and {doing}"):
@@ -154,6 +156,15 @@ class _Attempt:
             f"net {self._config.net!r} returned {_described(output)} for images of shape {tuple(images.shape)}{when}; with "
             f"objective={self._config.objective} it must return {rule}: mend its forward"
         )
+
+    def _check_aliases(self, network: nn.Module, kept: list[list[object]]) -> None:
+        """Refuse attributes in the memory of weights, which training moves elsewhere; not those that are made anew in each step."""
+        for (path, key, name), before in zip(self._aliases, kept, strict=True):
+            if {*map(id, before)} & {*map(id, _kept(network, path, key))}:
+                raise ConfigError(
+                    f"the network keeps {f'{path}.{key}'.lstrip('.')!r} in the memory of its {name!r}, which training moves "
+                    "elsewhere: keep that tensor itself, or make the other of it in forward"
+                )
 
     def _check_gradients(self, network: nn.Module) -> None:
         found = {name: parameter.grad for name, parameter in network.named_parameters() if parameter.grad is not None}
@@ -211,6 +222,10 @@ def _undisturbed(config: RunConfig) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode(strictness)
+
+
+def _kept(network: nn.Module, path: str, key: str) -> list[object]:
+    return [one for one in listed(vars(network.get_submodule(path)).get(key)) if isinstance(one, torch.Tensor)]
 
 
 def _batches(counts: Iterable[int], batch: int) -> dict[int, int]:
