@@ -37,6 +37,7 @@ class Changing(nn.Module):
         self.register_buffer("count", torch.zeros(()), persistent=persistent)
         self.register_buffer("whole", torch.zeros((), dtype=torch.int64), persistent=persistent)
         self.register_buffer("spare", torch.ones(2, dtype=torch.int64))
+        self.register_buffer("notes", torch.ones(2), persistent=False)
         self.change, self.first, self.passes = change, first, 0
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -104,6 +105,10 @@ def takes_away(network: Changing) -> None:
     network.spare = None
 
 
+def resizes(network: Changing) -> None:
+    network.notes.resize_(40)
+
+
 def caches(network: Changing) -> None:
     """As networks do with what they can always make anew: of another shape each time, or not there at all."""
     network.register_buffer("cache", torch.zeros(network.passes % 3), persistent=False)
@@ -113,7 +118,7 @@ def caches(network: Changing) -> None:
 
 CHANGES = (
     puts_data, puts_parameter, freezes, clamps, adds, adds_whole, puts_buffer, puts_buffer_data, makes_a_layer, makes_a_buffer,
-    puts_another_shape, puts_another_kind, takes_away, caches,
+    puts_another_shape, puts_another_kind, takes_away, caches, resizes,
 )  # fmt: skip
 
 
@@ -337,3 +342,9 @@ def test_what_no_checkpoint_has_is_told(make_data: MakeData, tmp_path: Path, cap
     deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("deepex: the module '1' of the network has a get_extra_state(): what that gives is in no checkpoint")
+
+
+def test_a_cache_is_not_resized_into_the_memory_of_others(make_data: MakeData, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"puts one of float32 \(40,\) in the place of its buffer 'notes'"):
+        deepex.train(config_of(make_data(48), resizes, persistent=False), SoloCommunicator(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
@@ -282,7 +284,7 @@ TO_CLASSIFY = "for images of shape (2, 1, 28, 28); with objective=classify it mu
         (dense(nn.Linear(784, 10), nn.Linear(10, 10).bfloat16()), "'2.weight' is bfloat16; parameters must be float32"),
         (with_dtype(torch.complex64), "'dense.weight' is complex64; parameters must be float32"),
         (with_buffer(torch.zeros(2, dtype=torch.float64)), "'extra' is float64; buffers of real and complex numbers must be"),
-        (with_buffer(torch.zeros(2, dtype=torch.complex64)), "'extra' is complex64; buffers"),
+        (with_buffer(torch.zeros(2, dtype=torch.complex64)), "must be float32: keep it as torch.view_as_real"),
         (with_buffer(torch.zeros(2).to_sparse()), "'extra' has the layout torch.sparse_coo"),
         (one_memory(), "'1.weight' and '2.weight' are two parameters in the same memory, which training would part"),
         (Shared(True, rows), "'one' and 'other' are two parameters in the same memory"),
@@ -402,12 +404,16 @@ def test_what_a_layer_cannot_do_the_same_way_twice_is_told_where_that_was_asked_
     assert torch.get_deterministic_debug_mode() == before
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_a_network_that_cannot_be_copied_is_told_so(make_data: MakeData) -> None:
-    network = dense(nn.utils.weight_norm(nn.Linear(784, 10)))
-    assert "cannot be copied, which is needed to try it (RuntimeError: Only Tensors created explicitly" in refusal(
-        network, make_data(48)
-    )
+    network = Changed()
+    network.lock = threading.Lock()
+    assert "cannot be copied, which is needed to try it (TypeError: cannot pickle" in refusal(network, make_data(48))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_layer_that_keeps_what_it_computed_can_be_copied(make_data: MakeData) -> None:
+    attempt(dense(nn.utils.weight_norm(nn.Linear(784, 10))), make_data(48))
+    attempt(dense(prune.l1_unstructured(nn.Linear(784, 10), "weight", 0.5)), make_data(48))
 
 
 def test_an_error_is_told_with_its_place_in_the_users_code(make_data: MakeData) -> None:

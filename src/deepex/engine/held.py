@@ -23,7 +23,7 @@ class Held:
             name: (parameter, parameter.data_ptr(), parameter.requires_grad)
             for name, parameter in network.named_parameters(remove_duplicate=False)
         }
-        self._buffers = {name: _kind(buffer) for name, buffer in network.named_buffers(remove_duplicate=False)}
+        self._buffers = {name: (buffer, *_kind(buffer)) for name, buffer in network.named_buffers(remove_duplicate=False)}
         self._kept = _persistent_buffers(network)
         self._shared = [(names, [one.clone() for one in pair]) for names, pair in in_one_memory(network)]
 
@@ -47,14 +47,16 @@ class Held:
     def _check_buffers(self) -> None:
         buffers, kept = dict(self._network.named_buffers(remove_duplicate=False)), _persistent_buffers(self._network)
         self._refuse_new("buffer", kept - self._kept)
-        for name, (dtype, shape) in self._buffers.items():
+        for name, (buffer, dtype, shape) in self._buffers.items():
             found = buffers.get(name)
-            there = found is not None and (tuple(found.shape) == shape or name not in self._kept) and found.dtype == dtype
+            cache = name not in self._kept and found is not buffer  # what is resized would reach into its neighbours
+            there = found is not None and (tuple(found.shape) == shape or cache) and found.dtype == dtype
             if not there and (found is not None or name in self._kept):
                 now = "nothing" if found is None else "one of {} {}".format(*_described(*_kind(found)))
                 raise ConfigError(
-                    f"the network puts {now} in the place of its buffer {name!r} of {' '.join(_described(dtype, shape))} while it "
-                    "runs, and only such a one is kept: let it have that from the beginning, or make it an attribute"
+                    f"the network puts {now} in the place of its buffer {name!r} of {' '.join(_described(dtype, shape))} while "
+                    "it runs, and only such a one is kept: run a batch through the network before you return it, or make it an "
+                    "attribute"
                 )
         for (one, other), before in self._shared:
             if not all(torch.equal(buffers[name], value) for name, value in zip((one, other), before, strict=True)):

@@ -50,11 +50,11 @@ def check_averages(network: nn.Module, replicas: int) -> None:
 def twin(network: nn.Module, *, channels_last: bool = False) -> nn.Module:
     """A copy, ready to train. It shares nothing: a network may change its weights itself, as it does to normalise them."""
     try:
-        copied = begin_training(copy.deepcopy(network, _copied_scripts(network)))
+        copied = begin_training(copy.deepcopy(network, _copied_scripts(network) | _copied_results(network)))
     except Exception as error:
         raise ConfigError(
             f"the network cannot be copied, which is needed to try it ({told(error)}); make it of modules, parameters and buffers "
-            "alone: for example with torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm"
+            "alone"
         ) from error
     if channels_last:
         for parameter in copied.parameters():
@@ -108,6 +108,12 @@ def _copied_scripts(network: nn.Module) -> dict[int, nn.Module]:
     return copied
 
 
+def _copied_results(network: nn.Module) -> dict[int, torch.Tensor]:
+    """Copies of what modules keep of what they computed, by identity, as pruned layers do: deepcopy refuses such tensors."""
+    kept = [one for module in network.modules() for value in vars(module).values() for one in listed(value)]
+    return {id(one): one.detach().clone() for one in kept if isinstance(one, torch.Tensor) and one.grad_fn is not None}
+
+
 def beside_tensors(network: nn.Module) -> list[str]:
     """The modules that keep something beside parameters and buffers, which no checkpoint has."""
     usual = nn.Module.get_extra_state
@@ -142,6 +148,8 @@ def _complaint(tensor: torch.Tensor, *, trained: bool) -> str | None:
     if tensor.dtype != torch.float32 and (trained or tensor.is_floating_point() or tensor.is_complex()):
         dtype = str(tensor.dtype).removeprefix("torch.")
         kind = "parameters" if trained else "buffers of real and complex numbers"
+        if tensor.is_complex():
+            return f"is {dtype}; {kind} must be float32: keep it as torch.view_as_real(…), and take view_as_complex() in forward"
         return (
             f"is {dtype}; {kind} must be float32: convert the network, for example with network.float(); products in 16 bits are "
             "had with precision=bf16"
