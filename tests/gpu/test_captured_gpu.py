@@ -18,6 +18,7 @@ from deepex.engine import checkpoint as checkpoints
 from deepex.engine.captured import CapturedRunner
 from deepex.engine.config import RunConfig
 from deepex.engine.learner import Learner
+from deepex.engine.optim import OptimConfig
 from deepex.engine.runner import EagerRunner
 from deepex.recipes.job import SAMPLES, make_job
 from deepex.record import PHASES
@@ -388,3 +389,38 @@ def test_graphs_use_no_more_memory_than_steps_do(make_data: MakeData) -> None:
         del learner
     print(peaks)
     assert peaks["captured"] < 1.25 * peaks["eager"]
+
+
+class Counting(nn.Module):
+    """Counts its passes in an attribute, which no replay repeats. The first keep the device busy before they write anything."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.norm, self.dense, self.passes = nn.BatchNorm2d(1), nn.Linear(784, classes), 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        if images.is_cuda and self.passes < 3:
+            torch.cuda._sleep(200_000_000)  # cycles: a tenth of a second
+        output: torch.Tensor = self.dense(self.norm(images).flatten(1))
+        return output
+
+
+def counting(classes: int) -> nn.Module:
+    """For a configuration."""
+    return Counting(classes)
+
+
+def test_a_step_that_cannot_be_captured_leaves_nothing_behind(make_data: MakeData, tmp_path: Path) -> None:
+    """What was tried on a stream of its own is over before the weights are put back, and is not in what is trained then."""
+    losses = {}
+    for step in ("eager", "auto"):
+        config = RunConfig(
+            net="tests.gpu.test_captured_gpu:counting", data=str(make_data(96)), batch=8, epochs=1, layout="contiguous",
+            sampling=0, deterministic=True, device="cuda", step=step, optim=OptimConfig(rate=0.01),
+        )  # fmt: skip
+        run = deepex.train(config, SoloCommunicator(), out=tmp_path / step)
+        assert run.state["step"]["kind"] == "eager"
+        losses[step] = run.epochs()[0].train.loss
+    assert "attributes" in run.state["step"]["reason"]
+    assert losses["auto"] == pytest.approx(losses["eager"], rel=1e-5)

@@ -39,6 +39,19 @@ def products(precision: str) -> Iterator[None]:
 
 
 @contextmanager
+def products_by_library() -> Iterator[None]:
+    """As the newer way has it, after which the older does not answer."""
+    matmul = torch.backends.mkldnn.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        assert matmul.fp32_precision == "bf16"
+        matmul.fp32_precision = before
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+@contextmanager
 def without_onednn() -> Iterator[None]:
     torch.backends.mkldnn.enabled = False
     try:
@@ -55,6 +68,7 @@ CALLERS = {
     "another device": lambda: torch.device("meta"),
     "float64": default_dtype,
     "rounded products": lambda: products("medium"),
+    "rounded by a library": products_by_library,
     "without oneDNN": without_onednn,
 }
 

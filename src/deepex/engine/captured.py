@@ -291,6 +291,8 @@ class CapturedRunner(Runner):
         return [(tensor, tensor.to("cpu", copy=True)) for tensor in held]
 
     def _put_back(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        if self._stream is not None:  # a step that failed to be captured may still be at work there, on these weights
+            torch.cuda.synchronize(self._device)
         self._parts.arena.take_back_buffers()
         for tensor, value in kept:
             tensor.copy_(value)

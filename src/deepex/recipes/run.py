@@ -31,7 +31,7 @@ from deepex.machine.heap import give_back_heap, keep_heap
 from deepex.recipes.job import agree_on_placement, choices, decide_layout, make_job, pick_device
 from deepex.recipes.resume import absolute, as_begun, find_checkpoints, keep_reasons, load, say, step_begun
 from deepex.recipes.same import started_with
-from deepex.recipes.usual import torch_as_usual
+from deepex.recipes.usual import round_products, torch_as_usual
 from deepex.record import EpochRecord, RunDirectory
 from deepex.record.files import write_text
 from deepex.record.run import hold
@@ -283,18 +283,14 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
         torch.get_num_threads(),
         torch.get_deterministic_debug_mode(),
         torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.allow_tf32,
     )
-    precision = torch.get_float32_matmul_precision()
     onednn = torch.backends.mkldnn.enabled
     torch.set_num_threads(threads)
     # Bits are promised on CPUs. Not `use_deterministic_algorithms`, which loads Inductor to tell it: seconds of every start.
     strictness = "warn" if job.device.type == "cuda" else "error"
     torch.set_deterministic_debug_mode(strictness if config.deterministic else "default")
     torch.backends.cudnn.benchmark = not config.deterministic
-    tf32 = config.precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")  # of a CPU's products too
+    put_back = round_products(tf32=config.precision == "tf32")
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
     torch.backends.mkldnn.enabled = config.onednn and torch.backends.mkldnn.is_available()  # type: ignore[assignment] # annotated as what stands behind it
@@ -309,8 +305,8 @@ def _settings(config: RunConfig, job: Job, threads: int) -> Iterator[str]:
     finally:
         torch.set_num_threads(before[0])
         torch.set_deterministic_debug_mode(before[1])
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = before[2:]
-        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.benchmark = before[2]
+        put_back()
         torch.backends.mkldnn.enabled = onednn
 
 

@@ -6,8 +6,9 @@
 What is as usual already costs nothing.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -36,3 +37,33 @@ def torch_as_usual() -> Iterator[None]:
         torch.random.set_rng_state(before)
         if on_device is not None:
             torch.cuda.set_rng_state(on_device)
+
+
+def round_products(*, tf32: bool) -> Callable[[], None]:
+    """Set how products of float32 are rounded, on CPUs not at all; what this gives puts it back, whichever way the caller took.
+
+    PyTorch's older way asks and sets for all; after the newer one, a setting for each library, the older does not answer.
+    """
+    backends: Any = torch.backends  # whose annotations do not know all that it has
+    cuda, cudnn, onednn = backends.cuda.matmul, backends.cudnn, backends.mkldnn
+    exact = (onednn.conv, onednn.rnn)
+    kept = [(library, library.fp32_precision) for library in (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, *exact)]
+    products, convolutions = list[str](), list[bool]()
+    with suppress(RuntimeError):
+        products.append(torch.get_float32_matmul_precision())
+    with suppress(RuntimeError):
+        convolutions.append(cudnn.allow_tf32)
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    cudnn.allow_tf32 = tf32
+    for library in exact:
+        library.fp32_precision = "ieee"
+
+    def put_back() -> None:
+        for precision in products:
+            torch.set_float32_matmul_precision(precision)
+        for allowed in convolutions:
+            cudnn.allow_tf32 = allowed
+        for library, precision in kept:
+            library.fp32_precision = precision
+
+    return put_back
