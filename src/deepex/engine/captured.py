@@ -229,9 +229,11 @@ class CapturedRunner(Runner):
             self._warm_up(size, tables[0])
             return Lap(size, steps, lambda: self._step(size, tables[0], capturing=False), tables)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            self._warm_up(size, tables[0])
-        torch.cuda.synchronize(self._device)
+        try:
+            with torch.cuda.stream(self._stream):
+                self._warm_up(size, tables[0])
+        finally:  # a step that cannot be captured is still at work there, on weights that are about to be put back
+            torch.cuda.synchronize(self._device)
         gc.collect()
         torch.cuda.empty_cache()
         graph, current = torch.cuda.CUDAGraph(keep_graph=True), torch.cuda.current_stream(self._device)
@@ -291,8 +293,6 @@ class CapturedRunner(Runner):
         return [(tensor, tensor.to("cpu", copy=True)) for tensor in held]
 
     def _put_back(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        if self._stream is not None:  # a step that failed to be captured may still be at work there, on these weights
-            torch.cuda.synchronize(self._device)
         self._parts.arena.take_back_buffers()
         for tensor, value in kept:
             tensor.copy_(value)
