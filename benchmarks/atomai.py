@@ -23,9 +23,9 @@ from torch import nn
 
 import bench
 import deepex
+from deepex.arena.optimiser import OptimConfig
 from deepex.data.dataset import PackedDataset
-from deepex.engine.config import RunConfig
-from deepex.engine.optim import OptimConfig
+from deepex.training.config import RunConfig
 
 RATES, DECAYS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), (0.0, 1e-3, 1e-2)
 

@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deepex.engine.learner import Learner
+    from deepex.training.learner import Learner
 
 RECORDS = Path(__file__).parent / "records"
 LEGEND = "ratio of medians (95 % interval); of fast quarters"  # what `show_ratio` shows

@@ -20,12 +20,12 @@ import torch
 import bench
 import deepex
 from deepex.comm.solo import SoloCommunicator
-from deepex.engine.config import RunConfig
-from deepex.engine.learner import Learner
-from deepex.engine.objective import make_objective
 from deepex.errors import ConfigError
 from deepex.machine.cache import keep_compiled
 from deepex.recipes.job import decide_layout, make_job
+from deepex.task.objective import make_objective
+from deepex.training.config import RunConfig
+from deepex.training.learner import Learner
 from one_rank import bare_steps, fused_sgd, standardised
 
 BATCH, WITHOUT = 32, "without oneDNN"

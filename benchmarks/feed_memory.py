@@ -30,10 +30,10 @@ from deepex.comm import Communicator
 from deepex.comm.launch import launcher_prefix
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
-from deepex.engine.config import RunConfig
-from deepex.engine.learner import Learner
 from deepex.recipes.job import make_job
 from deepex.record.clock import NoClock
+from deepex.training.config import RunConfig
+from deepex.training.learner import Learner
 from feeds import PLACEMENTS
 
 SHAPE, CLASSES = (3, 64, 64), 10

@@ -23,16 +23,16 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from typing_extensions import override
 
 import bench
+from deepex.arena.optimiser import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset, PackedPart
 from deepex.data.feeds.feed import Batch, Feed
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.pack import pack
-from deepex.engine.config import RunConfig
-from deepex.engine.learner import Learner
-from deepex.engine.optim import OptimConfig
 from deepex.recipes.job import SAMPLES, make_job
 from deepex.record.clock import NoClock
+from deepex.training.config import RunConfig
+from deepex.training.learner import Learner
 
 PLACEMENTS = ("device", "host", "stream")
 FORMS = ("samples", "batches")

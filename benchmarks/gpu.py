@@ -30,18 +30,18 @@ import torch
 from torch import nn
 
 import bench
+from deepex.arena.optimiser import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.augment import AugmentConfig
-from deepex.engine.captured import CapturedRunner
-from deepex.engine.config import RunConfig
-from deepex.engine.learner import Learner
-from deepex.engine.optim import OptimConfig
-from deepex.engine.trainer import Trainer
-from deepex.engine.watch import Watcher
 from deepex.machine.reading import attempt
 from deepex.recipes.job import make_job
 from deepex.record import RunDirectory
 from deepex.record.clock import NoClock, PhaseClock
+from deepex.step.captured.runner import CapturedRunner
+from deepex.training.config import RunConfig
+from deepex.training.learner import Learner
+from deepex.training.trainer import Trainer
+from deepex.training.watch import Watcher
 from peers import PEERS, RATE, Unavailable, Workload, make_peer, measure_jax, peak_bytes
 
 if TYPE_CHECKING:

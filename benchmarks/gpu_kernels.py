@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 import bench
-from deepex.engine.captured import CapturedRunner
+from deepex.step.captured.runner import CapturedRunner
 from gpu import WORKLOADS, deepex_epochs, timed
 from peers import Workload
 

@@ -13,8 +13,8 @@ from time import perf_counter
 import torch
 
 import bench
-from deepex.engine.config import RunConfig
-from deepex.engine.usage import gpu_identifier
+from deepex.training.config import RunConfig
+from deepex.training.usage import gpu_identifier
 from gpu import WORKLOADS, deepex_epochs
 from peers import Workload
 from sampling import Cost, sampled

@@ -32,17 +32,17 @@ from torch.nn import functional
 
 import bench
 import deepex
+from deepex.arena.arena import Arena
 from deepex.comm import Communicator
 from deepex.comm.launch import launcher_prefix
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import abort_on_failure
-from deepex.engine import checkpoint as checkpoints
-from deepex.engine.arena import Arena
-from deepex.engine.trainer import Trainer
-from deepex.engine.watch import Watcher
 from deepex.recipes.job import decide_layout, make_job
 from deepex.record import RunDirectory
+from deepex.training import checkpoint as checkpoints
+from deepex.training.trainer import Trainer
+from deepex.training.watch import Watcher
 from one_rank import fused_sgd, small_data
 
 NETS = ("resnet18", "resnet50")

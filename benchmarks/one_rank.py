@@ -24,13 +24,13 @@ import bench
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.feeds.order import epoch_order
-from deepex.engine.config import RunConfig
-from deepex.engine.job import Job
-from deepex.engine.trainer import Trainer
-from deepex.engine.watch import Watcher
 from deepex.recipes.job import decide_layout, make_job
 from deepex.record import RunDirectory
 from deepex.record.clock import HostClock, NoClock, PhaseClock
+from deepex.training.config import RunConfig
+from deepex.training.job import Job
+from deepex.training.trainer import Trainer
+from deepex.training.watch import Watcher
 
 WORKLOADS = {"lenet": 960, "lenet-caffe": 960, "resnet18": 64}
 

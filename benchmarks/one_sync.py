@@ -29,11 +29,11 @@ from torch import nn
 
 import bench
 from deepex import nets
+from deepex.arena.arena import Arena
 from deepex.comm.base import Communicator
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.together import abort_on_failure
-from deepex.engine.arena import Arena
-from deepex.sync import Agreement, InPlace, Region
+from deepex.sync import Agreement, InPlace, SyncedSlice
 
 
 def build() -> nn.Module:
@@ -85,7 +85,7 @@ class Separate:
 def agreement_on(agreed: torch.Tensor) -> Agreement:
     """What the learner builds for one replica per rank."""
     whole = slice(0, agreed.numel())
-    return InPlace(Region(agreed=agreed, buffers=slice(0, 1), weights=slice(1, agreed.numel()), own=whole, request=0))
+    return InPlace(SyncedSlice(agreed=agreed, buffers=slice(0, 1), weights=slice(1, agreed.numel()), own=whole, request=0))
 
 
 def sync(agreement: Agreement, comm: Communicator, share: float) -> None:

@@ -21,9 +21,9 @@ import torch
 
 import bench
 import deepex
-from deepex.engine.config import RunConfig
 from deepex.machine.sampling import Sampler, Series, open_sources
 from deepex.record.clock import HostClock, PhaseClock
+from deepex.training.config import RunConfig
 from one_rank import deepex_epochs, marks_per_epoch, small_data
 
 WORKLOADS = {"lenet": 1280, "resnet18": 64}

@@ -135,9 +135,9 @@ def _run_apart(trial: Trial, deadline: float) -> Trial | None:
 def _run_here(trial: Trial, out: Path, deadline: float) -> None:
     """Train; `out` has the trial with all epochs that have ended, at any time."""
     import deepex
-    from deepex.engine.watch import Watcher
     from deepex.machine import describe
     from deepex.record import EpochRecord
+    from deepex.training.watch import Watcher
 
     done = replace(trial, commit=str(describe(environ=os.environ).get("commit", "")))
 

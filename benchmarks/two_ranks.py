@@ -41,10 +41,10 @@ from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import abort_on_failure
 from deepex.data.feeds.order import epoch_order
-from deepex.engine.config import RunConfig
-from deepex.engine.learner import Learner
 from deepex.recipes.job import decide_layout, make_job
 from deepex.record.clock import HostClock
+from deepex.training.config import RunConfig
+from deepex.training.learner import Learner
 from one_rank import fused_sgd, small_data, standardised
 
 WORKLOADS = {

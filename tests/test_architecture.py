@@ -22,15 +22,18 @@ RUNNING = (
     {"record"},
     {"machine"},
     {"comm"},
-    {"data", "sync"},
-    {"engine"},
+    {"arena", "task", "data"},
+    {"sync"},
+    {"step"},
+    {"training"},
     {"recipes"},
-    {"trace", "couple", "study"},
+    {"study", "capture", "couple"},
     {"cli"},
 )
-READING = ({"errors"}, {"record"}, {"speedup", "perf"}, {"report"}, {"cli"})
-NETS_USERS = {"recipes", "trace", "couple", "study", "cli"}  # recipes join networks and engine
-WITHOUT_TORCH_AND_MPI = ("errors", "record", "speedup", "perf", "report")
+READING = ({"errors"}, {"record"}, {"speedup"}, {"trace"}, {"perf"}, {"report"}, {"cli"})
+READING_USERS = {"study", "couple"}  # of the running half, besides cli
+NETS_USERS = {"recipes", "capture", "couple", "study", "cli"}  # recipes join networks and training
+WITHOUT_TORCH_AND_MPI = ("errors", "record", "speedup", "trace", "perf", "report")
 
 # Environment variables are for comm/ (launchers) and cli/. Whoever else touches os.environ is named here with the reason.
 ENVIRONMENT_EXCEPTIONS = {
@@ -169,16 +172,19 @@ def test_imports_point_to_the_left() -> None:
     [
         ("deepex.record.run", "from deepex.machine import describe"),
         ("deepex.data.feeds.feed", "from deepex.sync.period import parse_period"),
-        ("deepex.sync.period", "import deepex.data.feeds.shard"),
-        ("deepex.engine.step", "from deepex import nets"),
-        ("deepex.engine.step", "def f():\n    from deepex.nets.lenet import lenet"),
+        ("deepex.sync.period", "import deepex.step.eager"),
+        ("deepex.step.eager", "from deepex import nets"),
+        ("deepex.step.eager", "def f():\n    from deepex.nets.lenet import lenet"),
         ("deepex.nets.lenet", "from deepex.record import PHASES"),
-        ("deepex.speedup.measure", "from deepex.engine.config import RunConfig"),
+        ("deepex.speedup.measure", "from deepex.training.config import RunConfig"),
         ("deepex.speedup.measure", "from deepex.perf import predict"),
-        ("deepex.comm.mpi", "from importlib import import_module\nimport_module('deepex.engine.trainer')"),
+        ("deepex.arena.arena", "from deepex.sync.synced_slice import SyncedSlice"),
+        ("deepex.task.base", "from deepex.data.manifest import Manifest"),
+        ("deepex.step.runner", "from deepex.training.config import RunConfig"),
+        ("deepex.comm.mpi", "from importlib import import_module\nimport_module('deepex.training.trainer')"),
         ("deepex.comm.mpi", "import importlib\nimportlib.import_module(f'deepex.cli.{verb}')"),
         ("deepex.errors", "from deepex.record import files"),
-        ("deepex.engine.step", "from deepex import train"),
+        ("deepex.step.eager", "from deepex import train"),
         ("deepex.report.page", "from deepex.recipes import recipe"),
     ],
 )
@@ -192,7 +198,7 @@ def test_the_walk_finds_what_points_the_wrong_way(module: str, line: str) -> Non
         ("deepex.comm.together", "from deepex import errors"),
         ("deepex.cli.show", "from deepex.speedup import compare"),
         ("deepex.recipes.network", "from deepex import nets"),
-        ("deepex.engine.step", "import torch\nfrom deepex.engine.arena import Arena"),
+        ("deepex.step.eager", "import torch\nfrom deepex.arena.arena import Arena"),
         ("deepex.cli", "from importlib import import_module\nimport_module(f'deepex.cli.{name}')"),
     ],
 )
@@ -206,13 +212,60 @@ def test_nets_import_torch_and_errors_alone() -> None:
     assert {f.package for f in all_imports() if f.importer == "nets"} <= {None, "nets", "errors"}
 
 
-def test_the_engine_never_imports_nets() -> None:
-    assert [str(f) for f in all_imports() if f.importer == "engine" and f.package == "nets"] == []
+def test_training_never_imports_nets() -> None:
+    assert [str(f) for f in all_imports() if f.importer == "training" and f.package == "nets"] == []
 
 
 def test_no_two_packages_import_each_other() -> None:
     pairs = {(f.importer, f.package) for f in all_imports() if f.package not in (None, f.importer)}
     assert [pair for pair in pairs if pair[::-1] in pairs] == []
+
+
+def circles(table: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of modules that import each other, round about too: what each can reach of those that reach it."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            for target in table.get(todo.pop(), set()) - seen:
+                seen.add(target)
+                todo.append(target)
+        return seen
+
+    reach = {module: reached(module) for module in table}
+    found = {frozenset({other for other in reach[module] if module in reach.get(other, set())}) for module in table}
+    return [set(some) for some in found if some]
+
+
+def test_no_two_files_import_each_other() -> None:
+    table: dict[str, set[str]] = {}
+    for found in all_imports():
+        if found.target in files() and found.importer and found.target != found.module:  # the root only resolves names
+            table.setdefault(found.module, set()).add(found.target)
+    assert circles(table) == []
+
+
+def test_the_walk_finds_circles_round_about_too() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+
+
+CORE = {"record", "machine", "comm", "arena", "task", "data", "sync", "step", "training"}
+
+
+def public_names(module: str, node: ast.Module) -> list[str]:
+    """The classes of a module, and the names that it gives to types, as far as they are public."""
+    names = [item.name for item in node.body if isinstance(item, ast.ClassDef)]
+    names += [item.targets[0].id for item in node.body if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)]
+    return [name for name in names if name[0].isupper() and not name.isupper()]
+
+
+def test_no_class_name_of_the_core_stands_for_two() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, path in files().items():
+        for name in public_names(module, tree(path)) if package_of(module) in CORE else ():
+            homes.setdefault(name, []).append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
 def test_the_root_imports_for_type_checkers_only() -> None:
@@ -323,7 +376,7 @@ def pickles(module: str, node: ast.Module) -> list[str]:
     ],
 )
 def test_the_walk_finds_pickling(line: str) -> None:
-    assert pickles("deepex.engine.step", ast.parse(line))
+    assert pickles("deepex.step.eager", ast.parse(line))
 
 
 def test_nothing_pickles() -> None:

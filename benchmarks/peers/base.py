@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from deepex.engine.objective import make_objective
+from deepex.task.objective import make_objective
 from peers.workload import PADDING, Workload
 
 

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from deepex.arena.arena import Arena
 from deepex.comm.base import Communicator, Zeros, own_zeros
-from deepex.engine.arena import Arena
 from one_sync import agreement_on, sync
 from peers.workload import Unavailable
 

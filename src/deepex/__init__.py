@@ -11,14 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deepex.engine.config import RunConfig
     from deepex.recipes import recipe, train
     from deepex.record import RunDirectory
+    from deepex.training.config import RunConfig
 
 __all__ = ["RunConfig", "RunDirectory", "recipe", "train"]
 
 _HOMES = {
-    "RunConfig": "deepex.engine.config",
+    "RunConfig": "deepex.training.config",
     "RunDirectory": "deepex.record",
     "recipe": "deepex.recipes",
     "train": "deepex.recipes",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gpu_kernels
-from deepex.engine.product import Geometry, Lane, convolve
+from deepex.step.captured.linear_ops import ConvolutionShape, Lane, convolve
 
 
 def test_bytes_and_flops_of_a_convolution_and_its_gradients() -> None:
@@ -17,7 +17,7 @@ def test_bytes_and_flops_of_a_convolution_and_its_gradients() -> None:
     for tensor in (x, weight, bias):
         tensor.requires_grad_()
     with ledger, ledger.launches():
-        y = convolve(x, weight, bias, Geometry(stride=(1, 1), padding=(1, 1)), relu=True, lane=Lane(torch.device("cpu")))
+        y = convolve(x, weight, bias, ConvolutionShape(stride=(1, 1), padding=(1, 1)), relu=True, lane=Lane(torch.device("cpu")))
         y.backward(torch.ones_like(y))
     product = 2 * y.numel() * 8 * 9
     rows = {(row["name"], row["calls"]): row for row in gpu_kernels.table(ledger.entries, lambda e: e.end - e.begin, 1.0, 1e30)}

@@ -204,7 +204,7 @@ def test_a_failing_rank_ends_the_job_at_once(trouble: str, cause: str | None, ma
         assert lines[0].endswith("a run that had begun continues with --resume RUN")
 
 
-@pytest.mark.parametrize("where", ["deepex.engine.step.EagerStep.backward", "deepex.engine.checkpoint.save_weights"])
+@pytest.mark.parametrize("where", ["deepex.step.eager.EagerStep.backward", "deepex.training.checkpoint.save_weights"])
 def test_an_unexpected_failure_is_recorded(
     where: str, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +220,7 @@ def test_an_unexpected_failure_is_recorded(
 def test_an_unexpected_failure_is_ours_to_be_reported(
     make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepex.engine.step.EagerStep.backward", divmod)
+    monkeypatch.setattr("deepex.step.eager.EagerStep.backward", divmod)
     code, said = run_here(capsys, monkeypatch, "train", "fashion", f"--set=data={make_data(48)}", f"--out={tmp_path / 'run'}")
     assert code == 1
     assert re.search(r"deepex: unexpected TypeError: divmod expected 2 arguments, got \d; .*, please report it", said)

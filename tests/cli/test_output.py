@@ -10,8 +10,8 @@ import deepex.cli
 from deepex.cli.output import make_console
 from deepex.cli.progress import Bars
 from deepex.cli.study_progress import Lines
-from deepex.engine.config import RunConfig
 from deepex.record import PlannedRun
+from deepex.training.config import RunConfig
 
 ODD = ("[/data]", "[bold]x[/bold]", "a:key:b", "[30, 60]")
 

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
-from deepex.engine import learner
 from deepex.recipes import run as home
+from deepex.training import learner
 from tests.comm.background_contract import Wrapping
 from tests.mpi import run_ranks
 

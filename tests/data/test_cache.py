@@ -34,15 +34,15 @@ from deepex.data.feeds.feed import HostFeed
 from deepex.data.feeds.gate import Gates
 from deepex.data.feeds.node import NodePlan
 from deepex.data.feeds.order import epoch_windows
-from deepex.data.feeds.read import REQUEST_BYTES, Rows, Stopped, Target, hand_over, most_rows, read_rows, requests
+from deepex.data.feeds.read import REQUEST_BYTES, ReadInto, Rows, Stopped, hand_over, most_rows, read_rows, requests
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.data.feeds.window import Stream
 from deepex.data.pack import pack
-from deepex.engine.activation import activation_bytes
 from deepex.errors import DataError
 from deepex.nets import build
 from deepex.recipes.job import SAMPLES
+from deepex.step.cost import activation_bytes
 from tests.mpi import HANGS, rank_environ, run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
@@ -383,7 +383,7 @@ def test_a_short_read_is_continued(data: st.DataObject, tmp_path_factory: pytest
     (folder / "file").write_bytes(b"head" + rows.tobytes())
     edges = sorted(data.draw(st.lists(st.integers(0, 40), min_size=2, max_size=12, unique=True)))
     out, labels = np.zeros_like(rows), np.zeros(40, np.int64)
-    targets = [Target(a, b, out[a:b], labels[a:b]) for a, b in list(itertools.pairwise(edges))[::2]]
+    targets = [ReadInto(a, b, out[a:b], labels[a:b]) for a, b in list(itertools.pairwise(edges))[::2]]
     original, hashing = os.preadv, data.draw(st.booleans())
 
     def preadv(file: int, views: list[memoryview], offset: int) -> int:
@@ -409,7 +409,7 @@ def test_reading_ends_before_the_next_request_when_told_to(tmp_path: Path, monke
     rows = np.arange(1, 40 * 7 + 1).astype(np.uint8).reshape(40, 7)
     (tmp_path / "file").write_bytes(b"head" + rows.tobytes())
     out, told = np.zeros_like(rows), iter([False, False, True])
-    sink = Rows([Target(0, 40, out, np.zeros(40, np.int64))], 7, lambda: next(told))
+    sink = Rows([ReadInto(0, 40, out, np.zeros(40, np.int64))], 7, lambda: next(told))
     with pytest.raises(Stopped):
         read_rows(tmp_path / "file", row_bytes=7, count=40, span=(0, 40), sink=sink, hashing=False)
     assert (out[:20] == rows[:20]).all()
@@ -421,7 +421,7 @@ def test_rows_may_go_to_more_places_than_one_request_takes(tmp_path: Path) -> No
     rows = np.arange(3000 * 2, dtype=np.uint16).reshape(3000, 2)
     (tmp_path / "file").write_bytes(b"head" + rows.tobytes())
     out, labels = np.zeros((1500, 2), np.uint16), np.zeros(1500, np.int64)
-    targets = [Target(2 * k, 2 * k + 1, out[k : k + 1], labels[k : k + 1]) for k in range(1500)]
+    targets = [ReadInto(2 * k, 2 * k + 1, out[k : k + 1], labels[k : k + 1]) for k in range(1500)]
     read_rows(tmp_path / "file", row_bytes=4, count=3000, span=(0, 3000), sink=Rows(targets, 4), hashing=False)
     assert (out == rows[::2]).all()
 
@@ -431,7 +431,7 @@ def test_rows_in_memory_are_handed_over_as_if_they_were_read(monkeypatch: pytest
     monkeypatch.setattr(read, "REQUEST_BYTES", 10 * 7)
     rows = np.arange(40 * 7, dtype=np.int16).astype(np.uint8).reshape(40, 7)
     out, labels = np.zeros_like(rows), np.zeros(40, np.int64)
-    targets = [Target(first, last, out[first:last], labels[first:last]) for first, last in ((3, 8), (9, 25), (30, 38))]
+    targets = [ReadInto(first, last, out[first:last], labels[first:last]) for first, last in ((3, 8), (9, 25), (30, 38))]
     hand_over(rows, (3, 38), Rows(targets, 7))
     wanted = np.r_[3:8, 9:25, 30:38]
     assert (out[wanted] == rows[wanted]).all()

@@ -16,7 +16,7 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data import direct
 from deepex.data.direct import Hdf5Config, Hdf5Dataset, Hdf5Part, find_hdf5
-from deepex.data.feeds.read import Rows, Target
+from deepex.data.feeds.read import ReadInto, Rows
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.data.source.hdf5 import Hdf5Images
@@ -51,7 +51,7 @@ def write(path: Path, count: int = 300, *, chunk: int | None = 7, first: int = 0
 def read_all(part: Hdf5Part) -> tuple[np.ndarray, np.ndarray]:
     images, labels = np.empty((part.count, *part.sample_shape), part.dtype), np.empty(part.count, np.int64)
     for number, (begin, end) in enumerate(zip(part.bounds[:-1], part.bounds[1:], strict=True)):
-        target = Target(0, end - begin, images[begin:end], labels[begin:end])
+        target = ReadInto(0, end - begin, images[begin:end], labels[begin:end])
         part.read_file(number, Rows([target], images[0].nbytes))
     return images, labels
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from deepex.data.source import hdf5
 from deepex.data.source.hdf5 import Hdf5Images, open_hdf5
-from deepex.data.source.layout import Layout
+from deepex.data.source.layout import AxisOrder
 from deepex.errors import DataError
 
 Array = NDArray[Any]
@@ -32,7 +32,7 @@ STORAGE: tuple[dict[str, Any], ...] = (
 )
 
 
-def opened(*paths: Path, images: str | None = None, labels: str | None = None, layout: Layout | None = None) -> Hdf5Images:
+def opened(*paths: Path, images: str | None = None, labels: str | None = None, layout: AxisOrder | None = None) -> Hdf5Images:
     train = open_hdf5(paths, images=images, labels=labels, layout=layout).train
     assert isinstance(train, Hdf5Images)
     return train
@@ -59,7 +59,7 @@ def write(path: Path, **datasets: Any) -> Path:
 @given(st.data())
 def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("any")
-    layout: Layout = data.draw(st.sampled_from(("NHW", "NHWC", "NCHW")))
+    layout: AxisOrder = data.draw(st.sampled_from(("NHW", "NHWC", "NCHW")))
     row = tuple(data.draw(st.lists(st.integers(1, 5), min_size=len(layout) - 1, max_size=len(layout) - 1)))
     dtype = np.dtype(data.draw(st.sampled_from(DTYPES)))
     options = data.draw(st.sampled_from(STORAGE))

@@ -20,7 +20,7 @@ from PIL import Image
 from deepex.data.geometry import Geometry
 from deepex.data.source import open_source
 from deepex.data.source.base import UnreadableError
-from deepex.data.source.decode import REPLICATED, Target, decode
+from deepex.data.source.decode import REPLICATED, SampleSize, decode
 from deepex.data.source.folder import Listing, find_images, read_list
 from deepex.data.source.image import ImageFiles
 from deepex.data.source.part import part_folders
@@ -85,8 +85,8 @@ def noise(height: int, width: int, values: int, most: int = 255) -> NDArray[Any]
     return np.random.default_rng(height * width).integers(0, most + 1, (height, width, values))
 
 
-def target(channels: int = 3, dtype: np.dtype[Any] = U8, **options: Any) -> Target:
-    return Target(**{"size": None, "channels": channels, "dtype": dtype, "geometry": Geometry(), **options})
+def target(channels: int = 3, dtype: np.dtype[Any] = U8, **options: Any) -> SampleSize:
+    return SampleSize(**{"size": None, "channels": channels, "dtype": dtype, "geometry": Geometry(), **options})
 
 
 def read(data: bytes, *arguments: Any, **options: Any) -> tuple[NDArray[Any], Counter[str]]:

@@ -11,7 +11,7 @@ import pytest
 from deepex.data.dataset import PackedDataset
 from deepex.data.direct import Hdf5Config, Hdf5Dataset
 from deepex.data.pack import pack
-from deepex.data.source.names import Names, usual, with_labels
+from deepex.data.source.names import ArrayNames, usual, with_labels
 from deepex.errors import DataError
 
 FINE, COARSE = np.arange(12) % 6, np.arange(12) % 6 // 3
@@ -69,7 +69,7 @@ def test_strange_names_are_not_guessed() -> None:
 
 
 def test_labels_that_were_given_go_before_the_usual_ones() -> None:
-    names = Names("x_train", "y_train", "x_test", "y_test")
+    names = ArrayNames("x_train", "y_train", "x_test", "y_test")
     assert with_labels(names, Path("a"), "a", "b") == ("x_train", "a", "x_test", "b")
     assert with_labels(names, Path("a"), None, "b") == ("x_train", "y_train", "x_test", "b")
     assert with_labels(names, Path("a"), None, None) == names

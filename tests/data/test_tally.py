@@ -10,10 +10,10 @@ from typing_extensions import override
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
-from deepex.data.feeds import tally
-from deepex.engine.config import RunConfig
-from deepex.engine.watch import Watcher
+from deepex.data.feeds import read_counter as tally
 from deepex.record import RunDirectory
+from deepex.training.config import RunConfig
+from deepex.training.watch import Watcher
 
 MakeData = Callable[[int], Path]
 

@@ -12,17 +12,17 @@ from safetensors.torch import load_file
 from torch import nn
 
 import deepex
+from deepex.arena.optimiser import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
-from deepex.engine import checkpoint as checkpoints
-from deepex.engine.captured import CapturedRunner
-from deepex.engine.config import RunConfig
-from deepex.engine.learner import Learner
-from deepex.engine.optim import OptimConfig
-from deepex.engine.runner import EagerRunner
 from deepex.recipes.job import SAMPLES, make_job
 from deepex.record import PHASES
-from tests.engine.stops import stop_after_laps
+from deepex.step.captured.runner import CapturedRunner
+from deepex.step.runner import EagerRunner
+from deepex.training import checkpoint as checkpoints
+from deepex.training.config import RunConfig
+from deepex.training.learner import Learner
+from tests.training.stops import stop_after_laps
 
 MakeData = Callable[[int], Path]
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
@@ -249,7 +249,7 @@ def test_short_runs_do_without_a_capture(make_data: MakeData, tmp_path: Path) ->
 def test_a_network_that_cannot_be_captured_runs_eagerly(
     make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepex.engine.choose._CAPTURE_SECONDS", 0.0)
+    monkeypatch.setattr("deepex.step.choose._CAPTURE_SECONDS", 0.0)
     config = deepex.recipe("fashion", {"data": str(make_data(192)), "epochs": 1, "net": "tests.gpu.test_captured_gpu:Asking"})
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     assert run.state["step"]["kind"] == "eager"
@@ -365,7 +365,7 @@ def test_gradients_beside_and_in_turn_are_the_same_bits(net: str, make_data: Mak
         monkeypatch.setattr(torch.backends.cudnn, name, value)
     states = []
     for large in (1 << 60, 1 << 20, 0):
-        monkeypatch.setattr("deepex.engine.product._LARGE_BYTES", large)
+        monkeypatch.setattr("deepex.step.captured.linear_ops._LARGE_BYTES", large)
         learner = _learner(_config(make_data(192), net=net, precision="bf16"))
         for epoch in range(3):
             _epoch(learner, epoch)

@@ -12,10 +12,10 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.feeds.placement import Placement, make_feed
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
-from deepex.engine.trainer import Trainer
-from deepex.engine.watch import Watcher
 from deepex.recipes.job import make_job
 from deepex.record import PHASES, RunDirectory
+from deepex.training.trainer import Trainer
+from deepex.training.watch import Watcher
 from tests.mpi import run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]

@@ -6,7 +6,7 @@ from ctypes import c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
 import pytest
 import torch
 
-from deepex.engine.graph import _call, replace_memsets
+from deepex.step.captured.graph import _call, replace_memsets
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,8 @@ import torch
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
-from deepex.engine.learner import Learner
 from deepex.recipes.job import make_job
+from deepex.training.learner import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
 STEPS = 64

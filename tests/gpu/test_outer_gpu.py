@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from deepex.sync.outer import Muon
-from deepex.sync.region import Place
+from deepex.sync.synced_slice import MatrixSlot
 
 pytestmark = pytest.mark.gpu
-MATRICES = [Place(0, 64, 576), Place(40_000, 256, 64), Place(60_000, 64, 256), Place(80_000, 27, 512)]
+MATRICES = [MatrixSlot(0, 64, 576), MatrixSlot(40_000, 256, 64), MatrixSlot(60_000, 64, 256), MatrixSlot(80_000, 27, 512)]
 COUNT = 100_000
 
 

@@ -34,7 +34,7 @@ UNEVEN = """
 import json, sys
 from mpi4py import MPI
 import deepex
-import deepex.engine.choose as choose
+import deepex.step.choose as choose
 if MPI.COMM_WORLD.rank == 1:
     def refuse(parts, clock):
         raise RuntimeError("made up")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import deepex
+from deepex.arena.optimiser import OptimConfig
 from deepex.comm.solo import SoloCommunicator
-from deepex.engine.config import RunConfig
-from deepex.engine.optim import OptimConfig
+from deepex.training.config import RunConfig
 
 pytestmark = pytest.mark.gpu
 

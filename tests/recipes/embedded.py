@@ -17,9 +17,9 @@ if __name__ == "__main__":
 
         import deepex
         from deepex.comm.mpi import MpiCommunicator
-        from deepex.engine.config import RunConfig
         from deepex.errors import ConfigError
         from deepex.sync import SyncConfig
+        from deepex.training.config import RunConfig
 
         torch.set_num_threads(threads := 3)  # another number than the run takes
         config = RunConfig(net="tests.networks:normed", data=sys.argv[1], epochs=2, batch=8, validate="rank0", threads=1)

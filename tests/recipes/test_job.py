@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
-from deepex.engine.config import RunConfig
 from deepex.record import RunDirectory
+from deepex.training.config import RunConfig
 from tests import networks
 
 MakeData = Callable[[int], Path]

@@ -14,14 +14,14 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
 from deepex.data.pack import pack
-from deepex.engine.config import RunConfig
-from deepex.engine.learner import Learner
 from deepex.errors import ConfigError
 from deepex.recipes import RECIPES, recipe
 from deepex.recipes.job import make_job
 from deepex.record.clock import NoClock
 from deepex.record.table import dump_toml, from_table, to_table
-from deepex.sync import Turns
+from deepex.sync import SharedArenaMean
+from deepex.training.config import RunConfig
+from deepex.training.learner import Learner
 
 MakeData = Callable[[int], Path]
 
@@ -122,7 +122,7 @@ def test_the_estimate_has_what_the_arena_and_the_agreement_take(
     learner = Learner(job, SoloCommunicator(), NoClock())
     weights = sum(parameter.nbytes for parameter in job.network.parameters())
     agreement = learner.strategy.agreement
-    sums = [agreement._last, agreement._total.buffer] if isinstance(agreement, Turns) else []
+    sums = [agreement._last, agreement._total.buffer] if isinstance(agreement, SharedArenaMean) else []
     taken = [learner.arena.memory, *sums, *learner.momentum.stored()]
     assert job.placement.estimate["arena_bytes"] == pytest.approx(weights + sum(t.nbytes for t in taken), rel=0.01)
     learner.feed.close()

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from deepex.comm.solo import SoloCommunicator
-from deepex.engine.config import RunConfig
-from deepex.engine.job import Job
 from deepex.recipes.job import make_job
 from deepex.recipes.same import settled, started_with
+from deepex.training.config import RunConfig
+from deepex.training.job import Job
 from tests import networks
 
 MakeData = Callable[[int], Path]

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
-from deepex.engine.config import RunConfig
 from deepex.errors import ConfigError
+from deepex.training.config import RunConfig
 from tests.mpi import run_ranks
 
 MakeData = Callable[[int], Path]

@@ -28,7 +28,6 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.manifest import to_json
 from deepex.data.overview import look
 from deepex.data.pack import pack
-from deepex.engine.checkpoint import usable
 from deepex.errors import DataError, DeepexError, RunError
 from deepex.machine.sampling.series import Series
 from deepex.recipes.job import SAMPLES
@@ -39,6 +38,7 @@ from deepex.report import make_report
 from deepex.report.collect import collect
 from deepex.report.export import FORMATS, export
 from deepex.study.trust import check_study
+from deepex.training.checkpoint import usable
 from tests.mpi import run_deepex
 from tests.report.records import Made, transfer, write_study
 

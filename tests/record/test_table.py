@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepex.engine.checkpoint import CheckpointConfig
-from deepex.engine.config import RunConfig
-from deepex.engine.objective import OBJECTIVES
-from deepex.engine.optim import OptimConfig
+from deepex.arena.optimiser import OptimConfig
 from deepex.errors import ConfigError
 from deepex.record.table import (
     dump_toml,
@@ -23,6 +20,9 @@ from deepex.record.table import (
     to_table,
 )
 from deepex.sync.config import SyncConfig
+from deepex.task.objective import OBJECTIVES
+from deepex.training.checkpoint import CheckpointConfig
+from deepex.training.config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data import direct
 from deepex.data.dataset import PackedDataset
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.data.feeds.window import Maps, Windows

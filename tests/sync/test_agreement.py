@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from deepex.comm.background import Background
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import FailureError
-from deepex.sync import Agreement, InPlace, Region, Turns, make_momentum
+from deepex.sync import Agreement, InPlace, SharedArenaMean, SyncedSlice, make_momentum
 from deepex.sync.delayed import Delayed
 from deepex.sync.outer import Outer, make_outer
 from deepex.sync.total import FixedTotal, FloatTotal, Total
@@ -16,14 +16,14 @@ from deepex.sync.total import FixedTotal, FloatTotal, Total
 KINDS = (FloatTotal, FixedTotal)
 
 
-def region_of(arena: torch.Tensor, lost: int | None = None) -> Region:
+def region_of(arena: torch.Tensor, lost: int | None = None) -> SyncedSlice:
     whole = slice(0, len(arena))
-    return Region(agreed=arena, buffers=slice(0, 10), weights=slice(10, len(arena)), own=whole, request=0, lost=lost)
+    return SyncedSlice(agreed=arena, buffers=slice(0, 10), weights=slice(10, len(arena)), own=whole, request=0, lost=lost)
 
 
 def make(kind: type[Total], arena: torch.Tensor, lost: int | None = None) -> Agreement:
     buffer = torch.zeros(len(arena), dtype=torch.int64 if kind is FixedTotal else arena.dtype)
-    agreement = Turns(region_of(arena, lost), kind(buffer))
+    agreement = SharedArenaMean(region_of(arena, lost), kind(buffer))
     agreement.start()
     return agreement
 
@@ -76,9 +76,9 @@ def test_of_replicas_that_are_all_lost_there_is_no_mean(replicas: int, kind: typ
 @pytest.mark.parametrize(("device", "expected"), [("cpu", [True, True]), ("meta", [False, True])])
 def test_a_device_is_waited_for_after_long_turns_only(device: str, expected: list[bool], outer: bool) -> None:
     """Meta stands for any device that is no CPU; that nothing is waited for in short turns is seen on a GPU (tests/gpu)."""
-    region = region_of(torch.empty(200, device=device), lost=1)
-    inner = InPlace(region)
-    agreement = Outer(inner, make_outer("slowmo", region, rate=1.0, momentum=0.5, peak=0.1)) if outer else inner
+    synced = region_of(torch.empty(200, device=device), lost=1)
+    inner = InPlace(synced)
+    agreement = Outer(inner, make_outer("slowmo", synced, rate=1.0, momentum=0.5, peak=0.1)) if outer else inner
     found = []
     for steps in (63, 64):
         agreement.watch(steps)
@@ -151,9 +151,9 @@ def test_in_the_background_a_request_is_told_with_the_part_in_which_it_travelled
     """And not once more in a run that goes on from what was kept then."""
 
     def delayed() -> Delayed:
-        region = region_of(torch.ones(40))
+        synced = region_of(torch.ones(40))
         total = FloatTotal(torch.zeros(40))
-        return Delayed(region, total, replicas_per_rank=1, worker=Background(SoloCommunicator()), pull=1.0, delay=0, parts=3)
+        return Delayed(synced, total, replicas_per_rank=1, worker=Background(SoloCommunicator()), pull=1.0, delay=0, parts=3)
 
     def told(agreement: Delayed, number: int, request: float) -> float:
         agreement.prepare(number, whole=False)

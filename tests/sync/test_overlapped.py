@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+from deepex.arena.arena import Arena
 from deepex.comm.background import Background
 from deepex.comm.solo import SoloCommunicator
-from deepex.engine.arena import Arena
 from deepex.errors import FailureError
-from deepex.sync import Region
+from deepex.sync import SyncedSlice
 from deepex.sync.overlapped import Overlapped, _cuts
 from tests.mpi import run_deepex
 
@@ -36,7 +36,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Sequential, Arena, Overla
     slots = tuple((slot.offset, slot.count) for slot in arena.layout.weights)
     end = arena.gradients.numel()
     held = slice(end, end + arena.buffers.numel())
-    region = Region(agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=end, slots=slots)
+    synced = SyncedSlice(agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=end, slots=slots)
     log: list[tuple[int, int, float]] = []
     plain = SoloCommunicator.sum
 
@@ -45,7 +45,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Sequential, Arena, Overla
         plain(self, tensor, weight)
 
     monkeypatch.setattr(SoloCommunicator, "sum", noted)
-    agreement = Overlapped(region, slots, chunks=3, worker=Background(SoloCommunicator()))
+    agreement = Overlapped(synced, slots, chunks=3, worker=Background(SoloCommunicator()))
     arena.listeners.append(agreement.heard)
     return network, arena, agreement, log
 

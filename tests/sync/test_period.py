@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepex.errors import ConfigError
-from deepex.sync import PeriodRule, Seen, parse_period, segments
+from deepex.sync import PeriodRule, Seen, parse_period, stretches
 from deepex.sync.auto import Auto
 from deepex.sync.config import SyncConfig
 
@@ -24,17 +24,19 @@ periods = st.one_of(
 
 @given(periods, st.integers(1, 200), st.data())
 def test_segments_cover_the_epoch_and_resume_anywhere(period: int | str, steps: int, data: st.DataObject) -> None:
-    plan = segments(parse_period(period), 0, steps)
+    plan = stretches(parse_period(period), 0, steps)
     assert plan[0][0] == 0
     assert plan[-1][1] == steps
     assert all(start < stop for start, stop in plan)
     assert all(a[1] == b[0] for a, b in itertools.pairwise(plan))
     cut = data.draw(st.sampled_from(plan))[0]
-    assert segments(parse_period(period), cut, steps) == [s for s in plan if s[0] >= cut], "resumed at a sync, the rest is the same"
+    assert stretches(parse_period(period), cut, steps) == [s for s in plan if s[0] >= cut], (
+        "resumed at a sync, the rest is the same"
+    )
 
 
 def test_more_periods_than_steps_take_no_longer_to_plan() -> None:
-    assert segments(parse_period("999999999999999999 per epoch"), 0, 3) == [(0, 1), (1, 2), (2, 3)]
+    assert stretches(parse_period("999999999999999999 per epoch"), 0, 3) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_a_rule_that_would_wait_for_ever_waits_for_the_end_of_the_epoch() -> None:
@@ -43,16 +45,16 @@ def test_a_rule_that_would_wait_for_ever_waits_for_the_end_of_the_epoch() -> Non
     for loss in (1e-320, 1e300):
         adacomm.learn(seen(loss=loss))
     for rule in (qsr, adacomm):
-        assert segments(rule, 0, 5) == [(0, 5)]
+        assert stretches(rule, 0, 5) == [(0, 5)]
         assert rule.reason
 
 
 @given(st.integers(1, 50), st.integers(1, 200))
 def test_lengths(number: int, steps: int) -> None:
-    fixed = segments(parse_period(number), 0, steps)
+    fixed = stretches(parse_period(number), 0, steps)
     assert all(stop - start == number for start, stop in fixed[:-1])
     assert fixed[-1][1] - fixed[-1][0] <= number
-    parts = segments(parse_period(f"{number} per epoch"), 0, steps)
+    parts = stretches(parse_period(f"{number} per epoch"), 0, steps)
     assert len(parts) == min(number, steps)
     lengths = [stop - start for start, stop in parts]
     assert max(lengths) - min(lengths) <= 1
@@ -72,7 +74,7 @@ def test_nonsense(period: object) -> None:
 
 def plan(rule: PeriodRule, epoch: int, steps: int, rate: float = 0.1) -> list[int]:
     rule.begin_epoch(epoch, lambda _step: rate)
-    return [stop - start for start, stop in segments(rule, 0, steps)]
+    return [stop - start for start, stop in stretches(rule, 0, steps)]
 
 
 def seen(**keys: float) -> Seen:
@@ -108,8 +110,8 @@ def test_qsr_follows_the_rate() -> None:
     assert plan(rule, 0, 20, rate=0.1) == [4] * 5
     assert plan(rule, 0, 20, rate=0.05) == [16, 4]
     rule.begin_epoch(0, lambda step: 0.1 if step < 8 else 0.05)
-    assert segments(rule, 0, 24) == [(0, 4), (4, 8), (8, 24)]
-    assert segments(rule, 8, 24) == [(8, 24)], "resumed at a sync, the rest is the same"
+    assert stretches(rule, 0, 24) == [(0, 4), (4, 8), (8, 24)]
+    assert stretches(rule, 8, 24) == [(8, 24)], "resumed at a sync, the rest is the same"
 
 
 def auto(**keys: Any) -> Auto:
@@ -172,7 +174,7 @@ def test_auto_with_a_cost_that_is_given_looks_at_no_clock() -> None:
 
 def rest_of(rule: PeriodRule, step: int) -> list[int]:
     """The lengths of the stretches from a step on, of an epoch of 126."""
-    return [stop - start for start, stop in segments(rule, step, 126)]
+    return [stop - start for start, stop in stretches(rule, step, 126)]
 
 
 @pytest.mark.parametrize(("drift", "expected"), [(0.1, 2), (0.0125, 14), (0.001, 56)])

@@ -13,7 +13,7 @@ from deepex.comm.base import own_zeros
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import AgreedError
 from deepex.errors import ConfigError
-from deepex.sync import Region, SyncConfig
+from deepex.sync import SyncConfig, SyncedSlice
 from deepex.sync.outer import make_outer, muon_flops, orthogonal
 from deepex.sync.total import make_total
 from deepex.sync.wire import Coded
@@ -116,9 +116,9 @@ def test_nothing_is_lost_on_the_wire_for_good(wire: str, replicas: int, syncs: i
     """What was agreed, and what is still to be sent, is together the sum of all changes: error feedback."""
     generator = torch.Generator().manual_seed(seed)
     arena = torch.randn(16 + 700, generator=generator)
-    region = Region(agreed=arena, buffers=slice(0, 16), weights=slice(16, 716), own=slice(0, 716), request=0)
+    synced = SyncedSlice(agreed=arena, buffers=slice(0, 16), weights=slice(16, 716), own=slice(0, 716), request=0)
     make = partial(make_total, deterministic=False, zeros=own_zeros)
-    agreement = Coded(region, wire, make, replicas_per_rank=replicas, ranks=1)
+    agreement = Coded(synced, wire, make, replicas_per_rank=replicas, ranks=1)
     agreement.start()
     exact, coarse = arena[16:].double().clone(), 0.0
     for _ in range(syncs):
@@ -307,8 +307,10 @@ def test_operations_of_muon() -> None:
 @pytest.mark.parametrize("kind", ["trust", "muon"])
 def test_a_matrix_of_zeros_moves_as_one_that_torch_draws(kind: str) -> None:
     weights = torch.zeros(600)
-    region = Region(agreed=weights, buffers=slice(0, 0), weights=slice(0, 600), own=slice(0, 600), request=0, matrices=MATRICES)
-    step = make_outer(kind, region, rate=0.1, momentum=0.9, peak=1.0)
+    synced = SyncedSlice(
+        agreed=weights, buffers=slice(0, 0), weights=slice(0, 600), own=slice(0, 600), request=0, matrices=MATRICES
+    )
+    step = make_outer(kind, synced, rate=0.1, momentum=0.9, peak=1.0)
     step.start(weights)
     step.move(weights, torch.ones(600), 1.0)
     assert weights[:200].norm() == pytest.approx(0.1 * (20 / 3) ** 0.5)

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
+from deepex.arena.optimiser import MomentumAhead
 from deepex.comm.base import Communicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.feeds.shard import Shards
-from deepex.sync import Crowd, Drift, Region, SyncConfig, make_momentum, make_strategy, segments
-from deepex.sync.region import Coasting, Place
+from deepex.sync import Drift, ReplicaSet, SyncConfig, SyncedSlice, make_momentum, make_strategy, stretches
+from deepex.sync.synced_slice import MatrixSlot
 
 BUFFERS, WEIGHTS = 16, 600  # of the buffers, the first two are for requests to stop and for lost replicas
-MATRICES = Place(0, 20, 10), Place(200, 12, 25)  # one is tall; 100 weights are of neither
+MATRICES = MatrixSlot(0, 20, 10), MatrixSlot(200, 12, 25)  # one is tall; 100 weights are of neither
 _B, _W, _M = slice(2, BUFFERS), slice(BUFFERS, BUFFERS + WEIGHTS), slice(BUFFERS + WEIGHTS, None)
 
 
@@ -90,19 +91,21 @@ def train(
     memory.copy_(problem.initial())
     agreed = memory if config.momentum == "average" else memory[: BUFFERS + WEIGHTS]
     held, own = slice(0, BUFFERS), slice(0, len(agreed))
-    coasting = Coasting(memory[_M], 0.5, 0.5) if config.momentum != "reset" else None
-    region = Region(agreed=agreed, buffers=held, weights=_W, own=own, request=0, lost=1, matrices=MATRICES, coasting=coasting)
+    momentum_ahead = MomentumAhead(memory[_M], 0.5, 0.5) if config.momentum != "reset" else None
+    synced = SyncedSlice(
+        agreed=agreed, buffers=held, weights=_W, own=own, request=0, lost=1, matrices=MATRICES, momentum_ahead=momentum_ahead
+    )
     momentum = make_momentum(config.momentum, memory[_M], replicas_per_rank=per_rank)
-    crowd = Crowd(replicas=problem.replicas, samples=shards.samples, total=shards.total_samples)
-    drift = Drift(region, [("all", 0, WEIGHTS)], replicas_per_rank=per_rank)
+    crowd = ReplicaSet(replicas=problem.replicas, samples=shards.samples, total=shards.total_samples)
+    drift = Drift(synced, [("all", 0, WEIGHTS)], replicas_per_rank=per_rank)
     strategy = make_strategy(
-        config, region, comm=comm, crowd=crowd, deterministic=deterministic, peak_rate=problem.rate, drift=drift
+        config, synced, comm=comm, crowd=crowd, deterministic=deterministic, peak_rate=problem.rate, drift=drift
     )
     strategy.agreement.start()
     drifts = []
     for epoch in range(problem.epochs):
         rate = problem.step_rate(epoch)
-        plan = strategy.plan(segments(config.rule(), 0, shards.steps))
+        plan = strategy.plan(stretches(config.rule(), 0, shards.steps))
         for number, (start, stop) in enumerate(plan):
             turns = strategy.turns(
                 start, stop, number=number, whole=stop == shards.steps, asked=lambda: 0.0, rate=lambda rate=rate: rate
@@ -127,7 +130,7 @@ def reference(problem: Problem, config: SyncConfig) -> tuple[torch.Tensor, list[
     crowd = Copies(problem, config)
     for epoch in range(problem.epochs):
         crowd.distances = []
-        plan = segments(config.rule(), 0, problem.shards.steps)
+        plan = stretches(config.rule(), 0, problem.shards.steps)
         size = config.between if config.strategy == "hierarchical" else 1
         chunks = [plan[k : k + size] for k in range(0, len(plan), size)]
         for number, pieces in enumerate(chunks):
@@ -265,7 +268,7 @@ class Copies:
             state[self.part] = mean[self.part]
 
     @staticmethod
-    def matrix(place: Place, values: torch.Tensor) -> torch.Tensor:
+    def matrix(place: MatrixSlot, values: torch.Tensor) -> torch.Tensor:
         return values[place.offset : place.offset + place.rows * place.columns].reshape(place.rows, place.columns).clone()
 
     @staticmethod

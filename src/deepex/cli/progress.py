@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from deepex.cli.output import Lasting, make_console
 from deepex.cli.show import phase_shares, print_phases, score_text
-from deepex.engine.config import RunConfig
-from deepex.engine.watch import Watcher
 from deepex.record import EpochRecord
+from deepex.training.config import RunConfig
+from deepex.training.watch import Watcher
 
 
 def make_watcher(config: RunConfig, *, quiet: bool) -> Watcher:

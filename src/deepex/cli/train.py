@@ -88,9 +88,9 @@ def _config(recipe: str | None, resume: str | None, replicas: int | None, assign
         changes["threads"] = int(os.environ["OMP_NUM_THREADS"])  # the user's own choice for this job
     if resume is None:
         return find_config(recipe or "", changes)
-    from deepex.engine.config import RunConfig
     from deepex.record import RunDirectory
     from deepex.record.table import from_table, set_values
+    from deepex.training.config import RunConfig
 
     return from_table(RunConfig, set_values(RunDirectory.open(Path(resume)).config, changes))
 

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from deepex.comm.background import Background
     from deepex.comm.base import Communicator
     from deepex.comm.place import Place, find_place
-    from deepex.comm.selection import Choice, as_communicator, choose, connect
+    from deepex.comm.selection import CommChoice, as_communicator, choose, connect
 
-__all__ = ["Background", "Choice", "Communicator", "Place", "as_communicator", "choose", "connect", "find_place"]
+__all__ = ["Background", "CommChoice", "Communicator", "Place", "as_communicator", "choose", "connect", "find_place"]
 
 _HOMES = {"Background": "background", "Communicator": "base", "Place": "place", "find_place": "place"}
 

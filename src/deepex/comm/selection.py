@@ -29,7 +29,7 @@ _BY_TORCH: Final = {"torchrun": "torchrun", "environment": "RANK and WORLD_SIZE"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class CommChoice:
     """The kind of communicator that was chosen, and the sentence that says why."""
 
     kind: str
@@ -44,7 +44,7 @@ def choose(
     mpi_cuda_aware: bool | None = None,
     own_device: bool = True,
     num_devices: int = 1,
-) -> Choice:
+) -> CommChoice:
     """Choose a kind for a job whose ranks compute on `device` ("cpu" or "cuda").
 
     `own_device`: whether each rank has a GPU that is no other's; `num_devices`: how many a node's ranks have between them, if not.
@@ -54,15 +54,15 @@ def choose(
     if kind != "auto":
         return _asked_for(kind, place, device)
     if place.size == 1:
-        return Choice(kind="solo", reason="one rank: nothing to communicate")
+        return CommChoice(kind="solo", reason="one rank: nothing to communicate")
     if device == "cuda" and own_device:
-        return Choice(kind="nccl", reason="one GPU per rank: NCCL")
+        return CommChoice(kind="nccl", reason="one GPU per rank: NCCL")
     if place.launcher in _BY_TORCH:
-        return Choice(kind="gloo", reason=f"started by {_BY_TORCH[place.launcher]}, without a GPU per rank: gloo")
+        return CommChoice(kind="gloo", reason=f"started by {_BY_TORCH[place.launcher]}, without a GPU per rank: gloo")
     if device == "cuda":
         how = "by device pointer" if mpi_cuda_aware else "staged through pinned host memory"
-        return Choice(kind="mpi", reason=f"{place.local_size} ranks share {num_devices} GPU(s), which NCCL refuses: MPI, {how}")
-    return Choice(kind="mpi", reason=f"{place.size} ranks on CPUs: the machine's MPI")
+        return CommChoice(kind="mpi", reason=f"{place.local_size} ranks share {num_devices} GPU(s), which NCCL refuses: MPI, {how}")
+    return CommChoice(kind="mpi", reason=f"{place.size} ranks on CPUs: the machine's MPI")
 
 
 def connect(kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, str] | None = None) -> Communicator:
@@ -82,7 +82,7 @@ def connect(kind: str = "auto", *, device: str = "cpu", environ: Mapping[str, st
     return comm
 
 
-def _connect(kind: str, first: Choice, place: Place, device: str, environ: Mapping[str, str]) -> Communicator:
+def _connect(kind: str, first: CommChoice, place: Place, device: str, environ: Mapping[str, str]) -> Communicator:
     """Join the others, through MPI if it carries the job, and choose by what all have then: nodes may differ, ranks may not."""
     if device == "cuda":
         import torch
@@ -176,9 +176,9 @@ def as_communicator(comm: Any) -> Communicator:
     )
 
 
-def _asked_for(kind: str, place: Place, device: str) -> Choice:
+def _asked_for(kind: str, place: Place, device: str) -> CommChoice:
     if kind == "solo" and place.size > 1:
         raise ConfigError(f"comm is solo, but the launcher started {place.size} ranks: use auto, mpi, gloo or nccl")
     if kind == "nccl" and device != "cuda":
         raise ConfigError(f"comm is nccl, but the device is {device}: NCCL needs GPUs; use mpi or gloo")
-    return Choice(kind=kind, reason="asked for")
+    return CommChoice(kind=kind, reason="asked for")

@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.data.feeds.read import Sink, Unlike, changed, hand_over, npy_header, read_rows, read_whole
 from deepex.data.manifest import Manifest, PackedFile, Part, load
 from deepex.data.npy import COMPRESSED, MOST_HEADER_BYTES, byte_view, load_compressed, map_npy, read_header, remember

@@ -6,7 +6,7 @@
 HDF5 files are often sorted, by class or by time, so that a contiguous range is no fair shard and no fair validation part. Files of
 up to 256 MiB in all are dealt sample by sample, in an order that is drawn once, and read in one go in the order of the files.
 Larger ones are dealt in blocks of rows (a chunk, or up to a megabyte): a shard is then many blocks from everywhere. What is held
-out of them are short bands of rows, whole chunks where these are compressed (deal.py); where that loses a class, it is an error.
+out of them are short bands of rows, whole chunks where these are compressed (split_rows.py). It is an error if that loses a class.
 Mean and deviation are those of all train samples, or of bands from all over larger files. There are no checksums: HDF5's own are
 checked where the file has them.
 """
@@ -22,8 +22,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.deal import Bands, deal, lost_class, spread
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.data.feeds.read import REQUEST_BYTES, Sink, requests
 from deepex.data.manifest import Manifest, Part
 from deepex.data.packing.check import class_names
@@ -31,7 +30,8 @@ from deepex.data.packing.moments import Moments
 from deepex.data.source.base import Images, Source
 from deepex.data.source.hdf5 import Hdf5Images, open_hdf5
 from deepex.data.source.hdf5_dataset import Stored
-from deepex.data.source.layout import Layout
+from deepex.data.source.layout import AxisOrder
+from deepex.data.split_rows import Bands, lost_class, split_rows, spread
 from deepex.errors import ConfigError, DataError
 from deepex.record.table import check_types
 
@@ -61,7 +61,7 @@ class Hdf5Config:
     images: str | None = None
     labels: str | None = None
     validation_labels: str | None = None
-    layout: Layout | None = None
+    layout: AxisOrder | None = None
     validation: float = 0.1
     scale: tuple[float, ...] = ()
 
@@ -259,7 +259,7 @@ def _dealt(images: Images, share: float) -> tuple[Hdf5Part, Hdf5Part]:
         least = images.band if images.busy else 1  # any part of a chunk that is not compressed can be read on its own
         rows = min(max(least, images.count // _LEAST_BANDS // least * least), images.block)
         per_block = max(1, min(images.count // rows // _LEAST_BLOCKS, images.block // rows))
-    train, held = deal(images.starts, rows=rows, per_block=per_block, share=share, seed=_SEED)
+    train, held = split_rows(images.starts, rows=rows, per_block=per_block, share=share, seed=_SEED)
     return Hdf5Part(images, train), Hdf5Part(images, held)
 
 

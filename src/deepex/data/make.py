@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from deepex.data.manifest import Manifest
 from deepex.data.pack import pack_source
 from deepex.data.packing.config import PackConfig
-from deepex.data.packing.crew import Progress
 from deepex.data.packing.site import Site
+from deepex.data.packing.workers import PackingProgress
 from deepex.data.simulation.kept import claim
 from deepex.data.source.base import Source
 from deepex.errors import DataError, UnknownName
@@ -45,7 +45,7 @@ def make(
     overwrite: bool = False,
     workers: int = 1,
     comm: "Communicator | None" = None,
-    progress: Progress | None = None,
+    progress: PackingProgress | None = None,
     **options: Any,
 ) -> Manifest:
     """Simulate the dataset `kind` into the directory `out`. `options` are the fields of MakeConfig. Collective over `comm`."""

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.errors import DataError
 from deepex.record.files import write_atomic
 

@@ -19,12 +19,12 @@ from deepex.data.manifest import Manifest
 from deepex.data.packing.check import check_agreement, check_options, class_names, numbered_by, with_validation
 from deepex.data.packing.command import pack_command
 from deepex.data.packing.config import PackConfig
-from deepex.data.packing.crew import Crew, Progress
 from deepex.data.packing.form import choose_form
-from deepex.data.packing.plan import Plan
+from deepex.data.packing.plan import PackingPlan
 from deepex.data.packing.site import Site
 from deepex.data.packing.split import choose
 from deepex.data.packing.summary import summarise
+from deepex.data.packing.workers import PackingProgress, WorkerPool
 from deepex.data.packing.writer import FileReport
 from deepex.data.source import Source, SourceConfig, open_source
 from deepex.data.source.base import Images
@@ -43,7 +43,7 @@ def pack(
     overwrite: bool = False,
     workers: int = 1,
     comm: "Communicator | None" = None,
-    progress: Progress | None = None,
+    progress: PackingProgress | None = None,
     **options: Any,
 ) -> Manifest:
     """Pack the files at `path` into the directory `out` and return the manifest.
@@ -114,7 +114,7 @@ def pack_source(
     inputs: Sequence[Path] = (),
     overwrite: bool = False,
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: PackingProgress | None = None,
 ) -> Manifest:
     """Pack a source that is open already. Collective over the site's ranks."""
     check_agreement(source)
@@ -129,15 +129,19 @@ def pack_source(
         validation_limit=config.validation_limit,
     )
     form = choose_form(source, config)
-    plan = Plan(chosen, form, out=site.out, scratch=site.scratch, file_bytes=config.file_bytes, shuffled=not config.given_order)
+    plan = PackingPlan(
+        chosen, form, out=site.out, scratch=site.scratch, file_bytes=config.file_bytes, shuffled=not config.given_order
+    )
     site.prepare(lambda: plan.digest(inputs), inputs, overwrite=overwrite)
     images, unpacked = plan.images, dict[str, FileReport]()
     if plan.unpacking:
-        crew = Crew(images=images, form=replace(form, compress=False), reports=site.scratch, workers=_num_workers(images, workers))
-        unpacked = site.run(crew, plan.unpacking, "reading", progress)
+        pool = WorkerPool(
+            images=images, form=replace(form, compress=False), reports=site.scratch, workers=_num_workers(images, workers)
+        )
+        unpacked = site.run(pool, plan.unpacking, "reading", progress)
         images = plan.unpacked(unpacked)
-    crew = Crew(images=images, form=form, reports=site.scratch, workers=_num_workers(images, workers))
-    done = site.run(crew, plan.packing, "packing", progress)
+    pool = WorkerPool(images=images, form=form, reports=site.scratch, workers=_num_workers(images, workers))
+    done = site.run(pool, plan.packing, "packing", progress)
     return site.finish(
         lambda: summarise(
             source,

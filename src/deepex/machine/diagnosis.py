@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from deepex.machine.mpi import srun_mpi
 
-Facts = dict[str, Any]
+MachineFacts = dict[str, Any]
 
 _SHARED_MEMORY_BYTES: Final = 64_000_000  # what containers give by default; a few ranks of any MPI fill it
 _FREE_BYTES: Final = 1_000_000_000
@@ -30,7 +30,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RankAdvice:
     """What `--ranks` could sensibly be on this machine, and what goes with it."""
 
     device: str
@@ -40,7 +40,7 @@ class Plan:
     reason: str
 
 
-def make_plan(machine: Facts, *, cuda_usable: bool) -> Plan:
+def make_plan(machine: MachineFacts, *, cuda_usable: bool) -> RankAdvice:
     """One rank per GPU that torch can use, else one per physical core that this process may use."""
     cpu = machine.get("cpu") or {}
     cores = cpu.get("num_cores_usable_physical") or cpu.get("num_cores_usable") or 1
@@ -48,7 +48,7 @@ def make_plan(machine: Facts, *, cuda_usable: bool) -> Plan:
     if cuda_usable:
         ranks = max(1, len(gpus))
         placement = "device while a rank's shard fits on its GPU, then host, then stream"
-        return Plan(
+        return RankAdvice(
             device="cuda",
             ranks=ranks,
             threads_per_rank=max(1, cores // ranks),
@@ -56,10 +56,12 @@ def make_plan(machine: Facts, *, cuda_usable: bool) -> Plan:
             reason="one rank per GPU",
         )
     placement = "device, which is host memory here, while a rank's shard fits in it, then stream"
-    return Plan(device="cpu", ranks=cores, threads_per_rank=1, placement=placement, reason="one rank per usable physical core")
+    return RankAdvice(
+        device="cpu", ranks=cores, threads_per_rank=1, placement=placement, reason="one rank per usable physical core"
+    )
 
 
-def find_problems(facts: Facts) -> list[Problem]:
+def find_problems(facts: MachineFacts) -> list[Problem]:
     """List all problems, the worst first."""
     found = [
         *_torch_problems(facts),
@@ -71,7 +73,7 @@ def find_problems(facts: Facts) -> list[Problem]:
     return sorted(found, key=lambda problem: ("fatal", "warning", "note").index(problem.severity))
 
 
-def _torch_problems(facts: Facts) -> Iterator[Problem]:
+def _torch_problems(facts: MachineFacts) -> Iterator[Problem]:
     versions = facts["machine"].get("versions") or {}
     gpus = facts["machine"].get("gpus") or []
     if not versions.get("torch"):
@@ -99,7 +101,7 @@ def _torch_problems(facts: Facts) -> Iterator[Problem]:
     yield from _architecture_problems(gpus, facts["backends"].get("architectures") or [])
 
 
-def _architecture_problems(gpus: list[Facts], architectures: list[str]) -> Iterator[Problem]:
+def _architecture_problems(gpus: list[MachineFacts], architectures: list[str]) -> Iterator[Problem]:
     """Find GPUs that this build of torch leaves out, old or very new ones: the first kernel would fail on them."""
     for name, capability in sorted({(gpu["name"], gpu["compute_capability"] or "") for gpu in gpus if gpu["visible"]}):
         if capability and architectures and not _runs_on(capability, architectures):
@@ -122,7 +124,7 @@ def _runs_on(capability: str, architectures: list[str]) -> bool:
     return False
 
 
-def _mpi_problems(facts: Facts) -> Iterator[Problem]:
+def _mpi_problems(facts: MachineFacts) -> Iterator[Problem]:
     mpi, plan = facts["mpi"], facts["plan"]
     if not mpi["started"]:
         yield _warning(
@@ -142,7 +144,7 @@ def _mpi_problems(facts: Facts) -> Iterator[Problem]:
         yield _note(f"this MPI does not take GPU memory ({mpi['cuda_aware_reason']}): {how} MPI copies through host memory.")
 
 
-def _world_problems(facts: Facts) -> Iterator[Problem]:
+def _world_problems(facts: MachineFacts) -> Iterator[Problem]:
     """Find a launcher and an MPI library that do not know each other: each rank would train alone, or none would start."""
     world, place, mpi = facts.get("world"), facts.get("place") or {}, facts["mpi"]
     if not world or world["size"] == place["size"]:
@@ -157,7 +159,7 @@ def _world_problems(facts: Facts) -> Iterator[Problem]:
     )
 
 
-def _thread_problems(facts: Facts) -> Iterator[Problem]:
+def _thread_problems(facts: MachineFacts) -> Iterator[Problem]:
     threads = facts["machine"].get("threads") or {}
     cpu, plan = facts["machine"].get("cpu") or {}, facts["plan"]
     asked = str((threads.get("variables") or {}).get("OMP_NUM_THREADS", "")).partition(",")[0]
@@ -174,7 +176,7 @@ def _thread_problems(facts: Facts) -> Iterator[Problem]:
         )
 
 
-def _storage_problems(file_systems: dict[str, Facts]) -> Iterator[Problem]:
+def _storage_problems(file_systems: dict[str, MachineFacts]) -> Iterator[Problem]:
     memory = file_systems.get("shared_memory") or {}
     if memory.get("total_bytes") is not None and memory["total_bytes"] < _SHARED_MEMORY_BYTES:
         yield _warning(
@@ -186,7 +188,7 @@ def _storage_problems(file_systems: dict[str, Facts]) -> Iterator[Problem]:
         yield from _space_problems(name, file_systems.get(name) or {})
 
 
-def _space_problems(name: str, found: Facts) -> Iterator[Problem]:
+def _space_problems(name: str, found: MachineFacts) -> Iterator[Problem]:
     where = f"the {name.replace('_', ' ')} directory {found.get('directory')}"
     total, free = found.get("total_bytes"), found.get("free_bytes")
     low = min(_FREE_BYTES, total / 2) if total else 0  # a small file system is not full because it is small

@@ -1,4 +1,4 @@
-"""Complete runs: recipes by name, and `train`, which joins networks, data and engine.
+"""Complete runs: recipes by name, and `train`, which joins networks, data and training.
 
 config = recipe("fashion", {"epochs": 5, "sync.period": 16})
 """
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from deepex.engine.config import RunConfig
 from deepex.errors import ConfigError, UnknownName
 from deepex.recipes.pictures import cifar10, fashion, fashion_cvae, fashion_resnet, imagenet, mnist
 from deepex.recipes.resume import resumed_config
 from deepex.recipes.run import train
 from deepex.recipes.science import atomai, atomai_small, pf, pf_small
 from deepex.record.table import from_table, load_toml, set_values, to_table
+from deepex.training.config import RunConfig
 
 __all__ = ["RECIPES", "find_config", "recipe", "resumed_config", "train"]
 

@@ -14,12 +14,6 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.direct import Hdf5Config, Hdf5Dataset, find_hdf5
 from deepex.data.feeds.placement import Placement, choose_placement, most_modest
 from deepex.data.feeds.shard import Shards
-from deepex.engine.activation import activation_bytes, forward_flops, takes_one
-from deepex.engine.config import RunConfig
-from deepex.engine.job import Dataset, Job, split
-from deepex.engine.layout import choose_layout
-from deepex.engine.objective import make_objective
-from deepex.engine.trial import check_network, check_settings
 from deepex.errors import ConfigError, DataError, UnknownName
 from deepex.machine.hardware import describe_memory
 from deepex.machine.heap import give_back_heap
@@ -27,8 +21,15 @@ from deepex.recipes.network import build_network
 from deepex.recipes.same import settled
 from deepex.record.table import from_table
 from deepex.record.target import Target
+from deepex.step.choose import check_settings
+from deepex.step.cost import activation_bytes, forward_flops, takes_one
+from deepex.step.image_order import choose_order
 from deepex.sync.outer import muon_flops
 from deepex.sync.strategy import check_groups
+from deepex.task.objective import make_objective
+from deepex.training.config import RunConfig
+from deepex.training.job import Job, OpenDataset, split
+from deepex.training.trial import check_network
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -48,7 +49,7 @@ def make_job(config: RunConfig, comm: Communicator, *, ranks_on_device: int = 1)
         raise ConfigError(f"target is {config.target!r}, but {dataset.directory} has no validation part: set a target of train")
     shards = split(config, dataset, replicas)
     device = pick_device(config.device, comm.place.local_rank)
-    check_settings(config, device)
+    check_settings(config.step, device)
     network = build_network(config, dataset.manifest)
     _check_last_batch(config, network, dataset, shards)
     kept, moving = _tried(config, network, dataset, shards, ranks=comm.size)
@@ -67,7 +68,7 @@ def make_job(config: RunConfig, comm: Communicator, *, ranks_on_device: int = 1)
 
 
 def _tried(
-    config: RunConfig, network: nn.Module, dataset: Dataset, shards: Shards, *, ranks: int
+    config: RunConfig, network: nn.Module, dataset: OpenDataset, shards: Shards, *, ranks: int
 ) -> tuple[int | None, frozenset[str]]:
     """What a step keeps between its passes, and the frozen tensors that the network itself changes.
 
@@ -81,7 +82,7 @@ def _tried(
 
 
 def _settle_sync(
-    config: RunConfig, network: nn.Module, dataset: Dataset, shards: Shards, *, per_rank: int
+    config: RunConfig, network: nn.Module, dataset: OpenDataset, shards: Shards, *, per_rank: int
 ) -> tuple[RunConfig, str]:
     """Settle `sync = auto`, on every rank alike."""
 
@@ -96,7 +97,7 @@ def _settle_sync(
     return dataclasses.replace(config, sync=sync), reason
 
 
-def _check_last_batch(config: RunConfig, network: nn.Module, dataset: Dataset, shards: Shards) -> None:
+def _check_last_batch(config: RunConfig, network: nn.Module, dataset: OpenDataset, shards: Shards) -> None:
     """A last batch of one sample is too few for some networks, which would be told at the end of an epoch only."""
 
     def leaves_one(batch: int) -> bool:
@@ -115,7 +116,7 @@ def _check_last_batch(config: RunConfig, network: nn.Module, dataset: Dataset, s
 
 def _place(
     config: RunConfig,
-    dataset: Dataset,
+    dataset: OpenDataset,
     network: nn.Module,
     activation: int | None,
     *,
@@ -185,7 +186,7 @@ def decide_layout(job: Job, comm: Communicator) -> tuple[Job, str]:
     found = None
     if comm.rank == 0 and not config.deterministic:
         objective = make_objective(config.objective)
-        found = choose_layout(job.network, shape=job.input_shape, batch=config.batch, objective=objective, device=job.device)
+        found = choose_order(job.network, shape=job.input_shape, batch=config.batch, objective=objective, device=job.device)
         give_back_heap()  # else the run would carry what the trial took
     fixed = (False, "fixed, because deterministic")
     channels_last, reason = comm.gather(fixed if found is None else (found.channels_last, found.reason))[0]
@@ -193,7 +194,7 @@ def decide_layout(job: Job, comm: Communicator) -> tuple[Job, str]:
     return dataclasses.replace(job, config=settled, channels_last=channels_last), reason
 
 
-def open_dataset(config: RunConfig) -> Dataset:
+def open_dataset(config: RunConfig) -> OpenDataset:
     """Open a packed dataset, or HDF5 files as they are."""
     path = find_data(config.data)
     if find_hdf5(path):

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from deepex import nets
+from deepex.arena.network import check_weights
 from deepex.data.manifest import Manifest
-from deepex.engine.config import RunConfig
-from deepex.engine.network import check_weights
 from deepex.errors import ConfigError, UserError, told
 from deepex.nets.initialise import initialise
 from deepex.recipes.factory import find_factory
+from deepex.training.config import RunConfig
 
 
 def build_network(config: RunConfig, manifest: Manifest) -> nn.Module:

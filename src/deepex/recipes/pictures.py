@@ -6,9 +6,9 @@ deepex data pack cifar-10-batches-bin/ packed/cifar10 && deepex train cifar10
 deepex data pack mnist/ packed/mnist && deepex train mnist
 """
 
+from deepex.arena.optimiser import OptimConfig
 from deepex.data.augment import AugmentConfig
-from deepex.engine.config import RunConfig
-from deepex.engine.optim import OptimConfig
+from deepex.training.config import RunConfig
 
 
 def fashion() -> RunConfig:

@@ -11,14 +11,14 @@ from typing import Any
 
 from deepex.comm import Communicator
 from deepex.comm.together import AgreedError, together
-from deepex.engine import checkpoint as checkpoints
-from deepex.engine.config import RunConfig
-from deepex.engine.job import Job
-from deepex.engine.trainer import Trainer
 from deepex.errors import DamagedError, RunError
 from deepex.record import RunDirectory
 from deepex.record.run import refuse_existing_run
 from deepex.record.table import from_table
+from deepex.training import checkpoint as checkpoints
+from deepex.training.config import RunConfig
+from deepex.training.job import Job
+from deepex.training.trainer import Trainer
 
 
 def find_checkpoints(path: Path, config: RunConfig, comm: Communicator, *, resume: bool) -> list[checkpoints.Checkpoint]:

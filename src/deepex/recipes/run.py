@@ -12,18 +12,13 @@ from typing import Any
 
 import torch
 
+from deepex.arena.network import beside_tensors
 from deepex.comm import Communicator, as_communicator, connect
 from deepex.comm.nodes import describe_nodes
 from deepex.comm.same import gather_same
 from deepex.comm.selection import device_name
 from deepex.comm.together import AgreedError, abort_on_failure, together
-from deepex.data.feeds import tally
-from deepex.engine import checkpoint as checkpoints
-from deepex.engine.config import RunConfig
-from deepex.engine.job import Job
-from deepex.engine.network import beside_tensors
-from deepex.engine.trainer import Outcome, Trainer
-from deepex.engine.watch import Watcher
+from deepex.data.feeds import read_counter as tally
 from deepex.errors import ConfigError, DataError, DeepexError, told
 from deepex.machine.cache import keep_compiled
 from deepex.machine.hardware import describe_cpu
@@ -36,6 +31,11 @@ from deepex.record import EpochRecord, RunDirectory
 from deepex.record.files import write_text
 from deepex.record.run import hold
 from deepex.record.table import differences, dump_toml, to_table
+from deepex.training import checkpoint as checkpoints
+from deepex.training.config import RunConfig
+from deepex.training.job import Job
+from deepex.training.trainer import Outcome, Trainer
+from deepex.training.watch import Watcher
 
 
 def train(

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import torch
 
-from deepex.engine.config import RunConfig
-from deepex.engine.job import Job
 from deepex.machine.reading import attempt
 from deepex.record.table import to_table
+from deepex.training.config import RunConfig
+from deepex.training.job import Job
 
 _MAY_DIFFER: Final = ("threads", "data")
 

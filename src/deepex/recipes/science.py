@@ -4,8 +4,8 @@ deepex data make atomai packed/atomai --images 27000 && deepex train atomai --se
 deepex data make pf packed/pf --images 100000 && deepex train pf --set data=packed/pf
 """
 
-from deepex.engine.config import RunConfig
-from deepex.engine.optim import OptimConfig
+from deepex.arena.optimiser import OptimConfig
+from deepex.training.config import RunConfig
 
 
 def atomai() -> RunConfig:

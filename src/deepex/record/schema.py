@@ -97,7 +97,7 @@ class Optim(TypedDict, total=False):
 
 
 class Config(TypedDict, total=False):
-    """`config.toml` for those who only read; to resume a run, engine/config.py checks all of it."""
+    """`config.toml` for those who only read; to resume a run, training/config.py checks all of it."""
 
     net: str
     data: str

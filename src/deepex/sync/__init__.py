@@ -1,28 +1,28 @@
 """When (period rules) and how (agreements, strategies, momentum) replicas agree."""
 
-from deepex.sync.agreement import Agreement, InPlace, State, Turns
+from deepex.sync.agreement import Agreement, InPlace, KeptState, SharedArenaMean
 from deepex.sync.config import SyncConfig
 from deepex.sync.drift import Drift
 from deepex.sync.momentum import MomentumPolicy, make_momentum
-from deepex.sync.period import PeriodRule, Seen, parse_period, segments
-from deepex.sync.region import Region
-from deepex.sync.strategy import Crowd, Strategy, make_strategy
+from deepex.sync.period import PeriodRule, Seen, parse_period, stretches
+from deepex.sync.strategy import ReplicaSet, Strategy, make_strategy
+from deepex.sync.synced_slice import SyncedSlice
 
 __all__ = [
     "Agreement",
-    "Crowd",
     "Drift",
     "InPlace",
+    "KeptState",
     "MomentumPolicy",
     "PeriodRule",
-    "Region",
+    "ReplicaSet",
     "Seen",
-    "State",
+    "SharedArenaMean",
     "Strategy",
     "SyncConfig",
-    "Turns",
+    "SyncedSlice",
     "make_momentum",
     "make_strategy",
     "parse_period",
-    "segments",
+    "stretches",
 ]

@@ -9,8 +9,8 @@
 Here are the two ways of the plain mean (local SGD: Stich 2019; with gradients for weights, synchronous SGD), after which all
 replicas are equal:
 - `InPlace`: one replica per rank. The collective works on the arena itself.
-- `Turns`: several replicas take turns on the arena. Two more slices, however many replicas: what was last agreed, and the sum so
-  far.
+- `SharedArenaMean`: several replicas take turns on the arena. Two more slices, however many replicas: what was last agreed, and
+  the sum so far.
 A replica that has gone astray (`lose`) is left out of these: it adds nothing but its share, the sum of the others is divided by
 what is left of one, and it goes on from there like the others.
 Other agreements wrap one of these (outer.py) or keep a state for each replica (elastic.py, streaming.py, delayed.py).
@@ -26,7 +26,7 @@ import torch
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
-from deepex.sync.region import Region
+from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import Total
 
 Met = Callable[[torch.Tensor], None]
@@ -34,7 +34,7 @@ _LONG: Final = 64  # steps, beside which it does not count that a GPU is waited 
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class KeptState:
     """Tensors beside the arena: `shared` are the same on every rank, `own` are of each replica of this rank."""
 
     shared: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -50,11 +50,11 @@ class Agreement(ABC):
 
     since_epoch = False
 
-    def __init__(self, region: Region) -> None:
-        self.region = region
+    def __init__(self, synced: SyncedSlice) -> None:
+        self.synced = synced
         self.met: Met = lambda _mean: None
-        self._agreed = region.agreed
-        self._told = region.agreed[region.request]  # or what else an agreement keeps the last answer in
+        self._agreed = synced.agreed
+        self._told = synced.agreed[synced.request]  # or what else an agreement keeps the last answer in
 
     @property
     def leaves_out(self) -> bool:
@@ -68,7 +68,7 @@ class Agreement(ABC):
     def lose(self) -> None:
         """Leave out the replica on the arena, which has gone astray, when it is added next."""
         self._agreed.zero_()
-        self._agreed[self.region.lost] = 1.0
+        self._agreed[self.synced.lost] = 1.0
 
     def start(self) -> None:
         """Take what the region holds now, on every rank the same, as what was last agreed."""
@@ -111,7 +111,7 @@ class Agreement(ABC):
         if share == 0:
             values.zero_()
             share = 1.0
-        self._agreed[self.region.request : self.region.request + 1].fill_(request)
+        self._agreed[self.synced.request : self.synced.request + 1].fill_(request)
         comm.sum(values, share)
 
     def settle(self) -> None:
@@ -132,11 +132,11 @@ class Agreement(ABC):
         """Above zero if some rank asked to stop at the last sync; on the device."""
         return self._told
 
-    def state(self) -> State:
+    def state(self) -> KeptState:
         """What there is beside the arena, by name: a checkpoint is read into it."""
-        return State()
+        return KeptState()
 
-    def kept(self) -> State:
+    def kept(self) -> KeptState:
         """What of it a checkpoint must keep now."""
         return self.state()
 
@@ -149,7 +149,7 @@ class _Mean(Agreement):
     @property
     @override
     def leaves_out(self) -> bool:
-        return self.region.lost is not None and self._watched
+        return self.synced.lost is not None and self._watched
 
     @override
     def watch(self, steps: int) -> None:
@@ -157,11 +157,11 @@ class _Mean(Agreement):
 
     def _without_lost(self) -> None:
         """Make the sum over those that were not lost their mean; of none, no number."""
-        if not self.leaves_out or not (lost := float(self._agreed[self.region.lost])):
+        if not self.leaves_out or not (lost := float(self._agreed[self.synced.lost])):
             return
-        left = 1 - lost if bool(self._agreed[self.region.weights].any()) else math.nan
+        left = 1 - lost if bool(self._agreed[self.synced.weights].any()) else math.nan
         self._agreed.div_(left)
-        self._agreed[self.region.lost] = 0.0
+        self._agreed[self.synced.lost] = 0.0
 
 
 @final
@@ -186,12 +186,12 @@ class InPlace(_Mean):
 
 
 @final
-class Turns(_Mean):
+class SharedArenaMean(_Mean):
     """Several replicas per rank, or sums that do not depend on their order: each turn starts from what was agreed."""
 
-    def __init__(self, region: Region, total: Total) -> None:
-        super().__init__(region)
-        self._total, self._own = total, self._agreed[region.own]
+    def __init__(self, synced: SyncedSlice, total: Total) -> None:
+        super().__init__(synced)
+        self._total, self._own = total, self._agreed[synced.own]
         self._last, self._fresh = torch.empty_like(self._own), True
 
     @override
@@ -212,7 +212,7 @@ class Turns(_Mean):
 
     @override
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
-        self._total.ask(self.region.request, request)
+        self._total.ask(self.synced.request, request)
         self._total.reach(comm)
         self._total.into(self._agreed)
         self._without_lost()

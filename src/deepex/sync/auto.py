@@ -26,7 +26,7 @@ from typing import Any, Final, final
 
 from typing_extensions import override
 
-from deepex.sync.period import PerEpoch, PeriodRule, Rate, Seen
+from deepex.sync.period import PerEpoch, PeriodRule, RateOfStep, Seen
 
 _EXPONENT: Final = 0.75  # of drift over the period
 _FIRST_DRIFT: Final = 0.0125  # in one step, of the weights' norm, until it has been measured
@@ -81,7 +81,7 @@ class Auto(PeriodRule):
         self._first_cost = float(state.get("first_cost", self._first_cost))
 
     @override
-    def begin_epoch(self, epoch: int, rate: Rate) -> None:
+    def begin_epoch(self, epoch: int, rate: RateOfStep) -> None:
         return
 
     @override

@@ -30,8 +30,8 @@ from typing_extensions import override
 
 from deepex.comm.background import Background, Pending
 from deepex.comm.base import Communicator
-from deepex.sync.agreement import Agreement, State
-from deepex.sync.region import Region, cut
+from deepex.sync.agreement import Agreement, KeptState
+from deepex.sync.synced_slice import SyncedSlice, cut
 from deepex.sync.total import Total
 
 _TRUST: Final = 0.5  # in momentum alone, between a sync and its mean
@@ -49,11 +49,11 @@ class Delayed(Agreement):
     since_epoch = True
 
     def __init__(
-        self, region: Region, total: Total, *, replicas_per_rank: int, worker: Background, pull: float, delay: int, parts: int
+        self, synced: SyncedSlice, total: Total, *, replicas_per_rank: int, worker: Background, pull: float, delay: int, parts: int
     ) -> None:
-        super().__init__(region)
+        super().__init__(synced)
         self._total, self._worker, self._pull, self._delay = total, worker, pull, delay
-        model, count = max(region.buffers.stop, region.weights.stop), self._agreed.numel()
+        model, count = max(synced.buffers.stop, synced.weights.stop), self._agreed.numel()
         self._all, self._model, self._rest = slice(0, count), slice(0, model), slice(model, count)
         self._parts = cut(model, parts)  # in the background
         self._totals = [total.part(part) for part in self._parts]
@@ -82,8 +82,8 @@ class Delayed(Agreement):
     @override
     def watch(self, steps: int) -> None:
         """Take it that the next stretch is as long as this one."""
-        coasting = self.region.coasting
-        self._ahead = _TRUST * coasting.ahead(self._late(steps)) if coasting else 0.0
+        momentum_ahead = self.synced.momentum_ahead
+        self._ahead = _TRUST * momentum_ahead.ahead(self._late(steps)) if momentum_ahead else 0.0
 
     @override
     def prepare(self, number: int, *, whole: bool) -> None:
@@ -125,10 +125,10 @@ class Delayed(Agreement):
             return
         part = self._agreed[self._now]
         sent = self._sent[index][: len(part)].copy_(part)
-        if self.region.coasting:
+        if self.synced.momentum_ahead:
             weights, own = self._weights_of(self._now)
-            first = self.region.weights.start
-            velocity = self.region.coasting.velocity[weights.start - first : weights.stop - first]
+            first = self.synced.weights.start
+            velocity = self.synced.momentum_ahead.velocity[weights.start - first : weights.stop - first]
             sent[own].sub_(velocity, alpha=rate * self._ahead)
         self._sum.add(sent, share)
         if self._states:
@@ -136,15 +136,15 @@ class Delayed(Agreement):
 
     def _weights_of(self, part: slice) -> tuple[slice, slice]:
         """Where the weights of a part lie: among all, and in the part."""
-        weights = self.region.weights
+        weights = self.synced.weights
         start = max(weights.start, part.start)
         stop = max(start, min(weights.stop, part.stop))
         return slice(start, stop), slice(start - part.start, stop - part.start)
 
     @override
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
-        if self.region.asks(self._now):
-            self._sum.ask(self.region.request - self._now.start, request)
+        if self.synced.asks(self._now):
+            self._sum.ask(self.synced.request - self._now.start, request)
         self._sum.check()
         self._arrived = False
         self._apart = not self._whole
@@ -154,7 +154,7 @@ class Delayed(Agreement):
         model = self._total.part(self._model)
         comm.sum(model.buffer)
         model.into(self._agreed[self._model])
-        self._told.copy_(self._agreed[self.region.request])
+        self._told.copy_(self._agreed[self.synced.request])
         self.met(self._agreed)
         if self._rest.stop > self._rest.start:
             self._set_out(self._total.part(self._rest), self._rest)
@@ -177,8 +177,8 @@ class Delayed(Agreement):
             return
         self._arrived = True
         total.into(self._mean[: part.stop - part.start])
-        if self.region.asks(part):
-            self._told.copy_(self._mean[self.region.request - part.start])
+        if self.synced.asks(part):
+            self._told.copy_(self._mean[self.synced.request - part.start])
 
     @override
     def close(self) -> None:
@@ -190,9 +190,9 @@ class Delayed(Agreement):
         return self._totals[0].buffer.nbytes
 
     @override
-    def state(self) -> State:
-        return State(shared={"mean": self._mean}, own={"weights": self._states or [self._agreed], "sent": self._sent})
+    def state(self) -> KeptState:
+        return KeptState(shared={"mean": self._mean}, own={"weights": self._states or [self._agreed], "sent": self._sent})
 
     @override
-    def kept(self) -> State:
-        return self.state() if self._apart else State()
+    def kept(self) -> KeptState:
+        return self.state() if self._apart else KeptState()

@@ -20,7 +20,7 @@ from typing import Final, final
 
 import torch
 
-from deepex.sync.region import Region
+from deepex.sync.synced_slice import SyncedSlice
 
 _SAMPLE: Final = 8192  # of all weights
 _LEAST: Final = 128  # of a group
@@ -33,7 +33,7 @@ Span = tuple[str, int, int]  # name of a tensor, where it lies among the weights
 class Drift:
     """Sums up drift over the syncs of an epoch."""
 
-    def __init__(self, region: Region, spans: Sequence[Span], *, replicas_per_rank: int) -> None:
+    def __init__(self, synced: SyncedSlice, spans: Sequence[Span], *, replicas_per_rank: int) -> None:
         groups = group_spans(spans)
         self.names = list(groups)
         places, numbers, scales = [], [], []
@@ -41,13 +41,13 @@ class Drift:
         for number, parts in enumerate(groups.values()):
             count = sum(size for _, size in parts)
             some = min(count, max(_LEAST, _SAMPLE * count // whole))
-            places.append(_spread(parts, count, some) + region.weights.start)
+            places.append(_spread(parts, count, some) + synced.weights.start)
             numbers.append(torch.full((some,), number))
             scales.append(torch.full((some,), count / some))
-        device = region.agreed.device
-        self._agreed = region.agreed
+        device = synced.agreed.device
+        self._agreed = synced.agreed
         self._places, self._numbers, self._scales = (torch.cat(part).to(device) for part in (places, numbers, scales))
-        self._local = region.agreed.new_zeros((replicas_per_rank, len(self._places)))
+        self._local = synced.agreed.new_zeros((replicas_per_rank, len(self._places)))
         self._last: torch.Tensor | None = None
         self._sums = torch.zeros((3, len(groups)), dtype=torch.float64, device=device)
         self.syncs = 0  # that were summed up

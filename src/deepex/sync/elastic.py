@@ -10,8 +10,8 @@ import torch
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
-from deepex.sync.agreement import Agreement, State
-from deepex.sync.region import Region
+from deepex.sync.agreement import Agreement, KeptState
+from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import Total
 
 
@@ -21,8 +21,8 @@ class Elastic(Agreement):
 
     since_epoch = True
 
-    def __init__(self, region: Region, total: Total, *, replicas_per_rank: int, replicas: int, elasticity: float) -> None:
-        super().__init__(region)
+    def __init__(self, synced: SyncedSlice, total: Total, *, replicas_per_rank: int, replicas: int, elasticity: float) -> None:
+        super().__init__(synced)
         self._total, self._pull, self._step = total, elasticity / replicas, elasticity
         self._centre = torch.empty_like(self._agreed)
         self._states = [torch.empty_like(self._agreed) for _ in range(replicas_per_rank)]
@@ -49,15 +49,15 @@ class Elastic(Agreement):
 
     @override
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
-        self._total.ask(self.region.request, request)
+        self._total.ask(self.synced.request, request)
         self._total.reach(comm)
         self._total.into(self._agreed)
         self._total.clear()
         self.met(self._agreed)
-        told = self._agreed[self.region.request].clone()
+        told = self._agreed[self.synced.request].clone()
         self._centre.lerp_(self._agreed, self._step)
         self._agreed.copy_(self._centre)
-        self._agreed[self.region.request].copy_(told)
+        self._agreed[self.synced.request].copy_(told)
 
     @property
     @override
@@ -65,5 +65,5 @@ class Elastic(Agreement):
         return self._total.buffer.nbytes
 
     @override
-    def state(self) -> State:
-        return State(own={"weights": self._states})
+    def state(self) -> KeptState:
+        return KeptState(own={"weights": self._states})

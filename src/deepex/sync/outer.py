@@ -21,8 +21,8 @@ import torch
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
-from deepex.sync.agreement import Agreement, State
-from deepex.sync.region import Place, Region
+from deepex.sync.agreement import Agreement, KeptState
+from deepex.sync.synced_slice import MatrixSlot, SyncedSlice
 
 _ROUNDS: Final = 5
 _QUINTIC: Final = (
@@ -107,9 +107,9 @@ class _Relative(OuterStep):
     networks without normalisation fell apart so. Matrices of one shape, or its transpose, go together.
     """
 
-    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, peak: float, matrices: Sequence[Place]) -> None:
+    def __init__(self, weights: torch.Tensor, *, rate: float, momentum: float, peak: float, matrices: Sequence[MatrixSlot]) -> None:
         super().__init__(weights, rate=rate, momentum=momentum, peak=peak)
-        shapes: dict[tuple[int, ...], list[Place]] = defaultdict(list)
+        shapes: dict[tuple[int, ...], list[MatrixSlot]] = defaultdict(list)
         for place in matrices:
             shapes[tuple(sorted((place.rows, place.columns)))].append(place)
         self._groups = list(shapes.values())
@@ -201,12 +201,12 @@ def muon_flops(shapes: Iterable[Sequence[int]]) -> float:
     return total
 
 
-def make_outer(kind: str, region: Region, *, rate: float, momentum: float, peak: float) -> OuterStep:
+def make_outer(kind: str, synced: SyncedSlice, *, rate: float, momentum: float, peak: float) -> OuterStep:
     """Build a step by its name in `sync.outer`; `peak` is the highest rate of the replicas."""
-    weights = region.agreed[region.weights]
+    weights = synced.agreed[synced.weights]
     if kind in ("trust", "muon"):
         relative: type[_Relative] = Trust if kind == "trust" else Muon
-        return relative(weights, rate=rate, momentum=momentum, peak=peak, matrices=region.matrices)
+        return relative(weights, rate=rate, momentum=momentum, peak=peak, matrices=synced.matrices)
     kinds: dict[str, type[OuterStep]] = {"slowmo": SlowMo, "nesterov": Nesterov, "adam": Adam}
     return kinds[kind](weights, rate=rate, momentum=momentum, peak=peak)
 
@@ -216,9 +216,9 @@ class Outer(Agreement):
     """Wraps an agreement after which all replicas are equal."""
 
     def __init__(self, inner: Agreement, step: OuterStep) -> None:
-        super().__init__(inner.region)
+        super().__init__(inner.synced)
         self._inner, self._step = inner, step
-        self._weights = self._agreed[inner.region.weights]
+        self._weights = self._agreed[inner.synced.weights]
         self._last = torch.empty_like(self._weights)
         self._inner.met = lambda mean: self.met(mean)  # noqa: PLW0108 - whoever is told of it later
 
@@ -279,6 +279,6 @@ class Outer(Agreement):
         return self._inner.requests
 
     @override
-    def state(self) -> State:
+    def state(self) -> KeptState:
         inner = self._inner.state()
-        return State(shared={**inner.shared, **self._step.state()}, own=inner.own)
+        return KeptState(shared={**inner.shared, **self._step.state()}, own=inner.own)

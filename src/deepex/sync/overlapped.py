@@ -20,19 +20,19 @@ from deepex.comm.background import Background, Pending
 from deepex.comm.base import Communicator
 from deepex.errors import FailureError
 from deepex.sync.agreement import Agreement
-from deepex.sync.region import Region
+from deepex.sync.synced_slice import SyncedSlice
 
-Slot = tuple[int, int]  # where a weight's gradient begins, and how many numbers it has
+Span = tuple[int, int]  # where a weight's gradient begins, and how many numbers it has
 
 
 @final
 class Overlapped(Agreement):
     """One replica per rank. `slots` are those of the weights, in the order of the arena."""
 
-    def __init__(self, region: Region, slots: Sequence[Slot], *, chunks: int, worker: Background) -> None:
-        super().__init__(region)
+    def __init__(self, synced: SyncedSlice, slots: Sequence[Span], *, chunks: int, worker: Background) -> None:
+        super().__init__(synced)
         self._worker, self._share = worker, 1.0
-        ends = region.buffers.start
+        ends = synced.buffers.start
         cuts = _cuts(slots, chunks)
         self._parts = [slice(slots[a][0], slots[b][0] if b < len(slots) else ends) for a, b in cuts]
         self._chunk_of = [number for number, (a, b) in enumerate(cuts) for _ in range(a, b)]
@@ -79,7 +79,7 @@ class Overlapped(Agreement):
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
         while self._next >= 0:  # weights that took no part, or a replica whose shard has ended
             self._send()
-        self._sum_asking(comm, self._agreed[self.region.buffers], self._share, request)
+        self._sum_asking(comm, self._agreed[self.synced.buffers], self._share, request)
         for pending in self._begun:
             pending.wait()
 
@@ -88,7 +88,7 @@ class Overlapped(Agreement):
         self._worker.close()
 
 
-def _cuts(slots: Sequence[Slot], chunks: int) -> list[tuple[int, int]]:
+def _cuts(slots: Sequence[Span], chunks: int) -> list[tuple[int, int]]:
     """Ranges of slots that have about as many numbers each; fewer than `chunks` if a slot is larger than its share."""
     cuts: list[tuple[int, int]] = []
     whole, first, size = sum(count for _, count in slots), 0, 0

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from deepex.errors import ConfigError
 
-Rate = Callable[[int], float]  # of a step of the epoch
+RateOfStep = Callable[[int], float]  # of a step of the epoch
 
 _NEVER: Final = 1e15  # steps: more than there are in an epoch
 
@@ -66,7 +66,7 @@ class PeriodRule(ABC):
         """Take over what another of its kind has learnt."""
         return
 
-    def begin_epoch(self, epoch: int, rate: Rate) -> None:
+    def begin_epoch(self, epoch: int, rate: RateOfStep) -> None:
         """An epoch, counted from 0, is about to be planned; `rate` is the learning rate in each of its steps."""
         return
 
@@ -149,7 +149,7 @@ class Until(PeriodRule):
         self._then.restore(state.get("then", {}))
 
     @override
-    def begin_epoch(self, epoch: int, rate: Rate) -> None:
+    def begin_epoch(self, epoch: int, rate: RateOfStep) -> None:
         self._now = self._first if epoch < self._epochs else self._then
         self._now.begin_epoch(epoch, rate)
 
@@ -215,7 +215,7 @@ class Quadratic(PeriodRule):
 
     def __init__(self, base: int, alpha: float) -> None:
         self._base, self._alpha = base, alpha
-        self._rate: Rate = lambda _step: math.inf
+        self._rate: RateOfStep = lambda _step: math.inf
 
     def _period(self, step: int) -> int:
         rate = self._rate(step)
@@ -227,7 +227,7 @@ class Quadratic(PeriodRule):
         return f"qsr: max({self._base}, ⌊({self._alpha:g} / {self._rate(0):.4g})²⌋) = {self._period(0)} at the first step"
 
     @override
-    def begin_epoch(self, epoch: int, rate: Rate) -> None:
+    def begin_epoch(self, epoch: int, rate: RateOfStep) -> None:
         self._rate = rate
 
     @override
@@ -281,7 +281,7 @@ def _auto(**settings: Any) -> PeriodRule:
     return Auto(**settings)
 
 
-def segments(rule: PeriodRule, start: int, steps: int) -> list[tuple[int, int]]:
+def stretches(rule: PeriodRule, start: int, steps: int) -> list[tuple[int, int]]:
     """The stretches between syncs, from step `start` to the end of the epoch."""
     result = []
     while start < steps:

@@ -19,21 +19,21 @@ from deepex.comm.base import Communicator, own_zeros
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import AgreedError
 from deepex.errors import ConfigError
-from deepex.sync.agreement import Agreement, InPlace, Turns
+from deepex.sync.agreement import Agreement, InPlace, SharedArenaMean
 from deepex.sync.config import SyncConfig
 from deepex.sync.drift import Drift
 from deepex.sync.elastic import Elastic
 from deepex.sync.outer import Outer, make_outer
-from deepex.sync.region import Region
 from deepex.sync.streaming import Streaming
+from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import Total, make_total
 from deepex.sync.wire import Coded, MakeTotal
 
-Segment = tuple[int, int]
+Stretch = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Turn:
+class ReplicaTurn:
     """Steps `start` up to `stop` of this rank's replica number `index`; `first`: of those that go through these steps together.
 
     `resumes`: it goes on with the turn before, of the same replica.
@@ -47,7 +47,7 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crowd:
+class ReplicaSet:
     """All replicas of a job: `samples` tells how many samples a replica sees from one step up to another."""
 
     replicas: int
@@ -60,7 +60,7 @@ class Crowd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Near:
+class GroupLevel:
     """The level below the whole: groups of `size` replicas that agree among themselves, every so many segments all do."""
 
     agreement: Agreement
@@ -72,11 +72,13 @@ class Near:
 class Strategy:
     """Runs the turns of this rank's replicas, the first of which is `first` among all."""
 
-    def __init__(self, agreement: Agreement, comm: Communicator, crowd: Crowd, drift: Drift | None, near: Near | None) -> None:
+    def __init__(
+        self, agreement: Agreement, comm: Communicator, crowd: ReplicaSet, drift: Drift | None, near: GroupLevel | None
+    ) -> None:
         self.agreement, self._comm, self._crowd, self.drift, self._near = agreement, comm, crowd, drift, near
         self._per_rank = crowd.replicas // comm.size
         self._first = comm.rank * self._per_rank
-        self._pieces: dict[int, list[Segment]] = {}
+        self._pieces: dict[int, list[Stretch]] = {}
         self._lost = False  # the replica on the arena
         if drift is not None:
             agreement.met = drift.met
@@ -86,14 +88,14 @@ class Strategy:
         if self._near is not None:
             self._near.comm.close()
 
-    def plan(self, segments: Sequence[Segment]) -> list[Segment]:
+    def plan(self, stretches: Sequence[Stretch]) -> list[Stretch]:
         """The stretches between syncs of all replicas, from the segments that a period rule cuts."""
         size = self._near.between if self._near else 1
-        chunks = [list(segments[k : k + size]) for k in range(0, len(segments), size)]
+        chunks = [list(stretches[k : k + size]) for k in range(0, len(stretches), size)]
         self._pieces = {chunk[0][0]: chunk for chunk in chunks}
         return [(chunk[0][0], chunk[-1][1]) for chunk in chunks]
 
-    def order(self, start: int, stop: int) -> Iterator[Turn]:
+    def order(self, start: int, stop: int) -> Iterator[ReplicaTurn]:
         """The turns of a stretch, in their order."""
         for group in self._groups():
             for a, b in self._pieces_of(start, stop):
@@ -102,7 +104,7 @@ class Strategy:
 
     def turns(
         self, start: int, stop: int, *, number: int, whole: bool, asked: Callable[[], float], rate: Callable[[], float]
-    ) -> Iterator[Turn]:
+    ) -> Iterator[ReplicaTurn]:
         """Yield each turn when it is to be run, and sync when all have been."""
         steps = min(b - a for a, b in self._pieces_of(start, stop))
         self.agreement.watch(steps)
@@ -126,7 +128,7 @@ class Strategy:
         self.agreement.lose()
         self._lost = True
 
-    def _turns_alone(self, group: range, start: int, stop: int, rate: Callable[[], float]) -> Iterator[Turn]:
+    def _turns_alone(self, group: range, start: int, stop: int, rate: Callable[[], float]) -> Iterator[ReplicaTurn]:
         since = 0 if self.agreement.since_epoch else start
         for index in group:
             share = self._crowd.share(self._first + index, since, stop)
@@ -138,14 +140,16 @@ class Strategy:
                     self.agreement.pause(index)
             self._add(index, share, rate())
 
-    def _parts(self, group: range, index: int, start: int, stop: int) -> list[Turn]:
+    def _parts(self, group: range, index: int, start: int, stop: int) -> list[ReplicaTurn]:
         """A replica's turn, in two if it is interrupted."""
         first, pause = index == group[0], self.agreement.pauses(start, stop)
         if pause is None or pause == stop:
-            return [Turn(index, start, stop, first)]
-        return [Turn(index, start, pause, first), Turn(index, pause, stop, first, resumes=True)]
+            return [ReplicaTurn(index, start, stop, first)]
+        return [ReplicaTurn(index, start, pause, first), ReplicaTurn(index, pause, stop, first, resumes=True)]
 
-    def _turns_near(self, near: Near, group: range, start: int, stop: int, rate: Callable[[], float]) -> Iterator[Turn]:
+    def _turns_near(
+        self, near: GroupLevel, group: range, start: int, stop: int, rate: Callable[[], float]
+    ) -> Iterator[ReplicaTurn]:
         self.agreement.begin(group[0])
         near.agreement.start()
         members = self._members(near, group)
@@ -153,7 +157,7 @@ class Strategy:
             seen = sum(self._crowd.samples(replica, a, b) for replica in members)
             for index in group:
                 near.agreement.begin(index)
-                yield Turn(index, a, b, index == group[0])
+                yield ReplicaTurn(index, a, b, index == group[0])
                 share = self._crowd.samples(self._first + index, a, b) / seen if seen else 1 / len(members)
                 if b < stop:
                     near.agreement.add(index, share)
@@ -170,14 +174,14 @@ class Strategy:
             self.drift.miss(index) if self._lost else self.drift.note(index)
         self._lost = False
 
-    def _pieces_of(self, start: int, stop: int) -> list[Segment]:
+    def _pieces_of(self, start: int, stop: int) -> list[Stretch]:
         return self._pieces[start] if self._near is not None else [(start, stop)]
 
     def _groups(self) -> list[range]:
         size = min(self._near.size, self._per_rank) if self._near is not None else self._per_rank
         return [range(k, k + size) for k in range(0, self._per_rank, size)]
 
-    def _members(self, near: Near, group: range) -> range:
+    def _members(self, near: GroupLevel, group: range) -> range:
         """All replicas of the group, those of other ranks too."""
         first = (self._first + group[0]) // near.size * near.size
         return range(first, first + near.size)
@@ -185,10 +189,10 @@ class Strategy:
 
 def make_strategy(
     config: SyncConfig,
-    region: Region,
+    synced: SyncedSlice,
     *,
     comm: Communicator,
-    crowd: Crowd,
+    crowd: ReplicaSet,
     deterministic: bool,
     peak_rate: float,
     drift: Drift | None = None,
@@ -202,34 +206,34 @@ def make_strategy(
     make = partial(make_total, deterministic=fixed, zeros=comm.zeros)
     near = None
     if config.strategy == "hierarchical" and crowd.replicas > 1:
-        near = _make_near(config, region, comm, per_rank, make, fixed=fixed)
-    agreement = _make_agreement(config, region, comm, crowd.replicas, make, fixed=fixed)
+        near = _make_near(config, synced, comm, per_rank, make, fixed=fixed)
+    agreement = _make_agreement(config, synced, comm, crowd.replicas, make, fixed=fixed)
     if config.outer != "none" and crowd.replicas > 1:
         rate, momentum = config.outer_step
-        agreement = Outer(agreement, make_outer(config.outer, region, rate=rate, momentum=momentum, peak=peak_rate))
+        agreement = Outer(agreement, make_outer(config.outer, synced, rate=rate, momentum=momentum, peak=peak_rate))
     return Strategy(agreement, comm, crowd, drift, near)
 
 
 def _make_agreement(
-    config: SyncConfig, region: Region, comm: Communicator, replicas: int, make: MakeTotal, *, fixed: bool
+    config: SyncConfig, synced: SyncedSlice, comm: Communicator, replicas: int, make: MakeTotal, *, fixed: bool
 ) -> Agreement:
     per_rank = replicas // comm.size
     if replicas == 1:
-        return InPlace(region)
+        return InPlace(synced)
     if config.wire != "fp32":
-        return Coded(region, config.wire, make, replicas_per_rank=per_rank, ranks=comm.size)
+        return Coded(synced, config.wire, make, replicas_per_rank=per_rank, ranks=comm.size)
     if config.overlaps:
-        return _make_overlapping(config, region, comm, per_rank, make, fixed=fixed)
+        return _make_overlapping(config, synced, comm, per_rank, make, fixed=fixed)
     if config.strategy == "elastic":
-        total = make(region.agreed)
-        return Elastic(region, total, replicas_per_rank=per_rank, replicas=replicas, elasticity=config.elasticity)
+        total = make(synced.agreed)
+        return Elastic(synced, total, replicas_per_rank=per_rank, replicas=replicas, elasticity=config.elasticity)
     if config.strategy == "streaming":
-        return Streaming(region, make(region.agreed), replicas_per_rank=per_rank, parts=config.parts)
-    return _make_mean(region, per_rank, make, fixed=fixed)
+        return Streaming(synced, make(synced.agreed), replicas_per_rank=per_rank, parts=config.parts)
+    return _make_mean(synced, per_rank, make, fixed=fixed)
 
 
 def _make_overlapping(
-    config: SyncConfig, region: Region, comm: Communicator, per_rank: int, make: MakeTotal, *, fixed: bool
+    config: SyncConfig, synced: SyncedSlice, comm: Communicator, per_rank: int, make: MakeTotal, *, fixed: bool
 ) -> Agreement:
     """What communicates in the background; loads threads and queues only then."""
     from deepex.comm.background import Background
@@ -237,19 +241,21 @@ def _make_overlapping(
     from deepex.sync.overlapped import Overlapped
 
     if config.strategy == "gradients":
-        if per_rank > 1 or fixed or not region.slots:  # turns, sums of another type, or nobody who tells when a gradient is there
-            return _make_mean(region, per_rank, make, fixed=fixed)
-        return Overlapped(region, region.slots, chunks=config.chunks, worker=Background(comm))
-    total: Total = make_total(region.agreed, deterministic=fixed, zeros=own_zeros)
+        if per_rank > 1 or fixed or not synced.slots:  # turns, sums of another type, or nobody who tells when a gradient is there
+            return _make_mean(synced, per_rank, make, fixed=fixed)
+        return Overlapped(synced, synced.slots, chunks=config.chunks, worker=Background(comm))
+    total: Total = make_total(synced.agreed, deterministic=fixed, zeros=own_zeros)
     worker, pull = Background(comm), config.pull
-    return Delayed(region, total, replicas_per_rank=per_rank, worker=worker, pull=pull, delay=config.delay, parts=config.parts)
+    return Delayed(synced, total, replicas_per_rank=per_rank, worker=worker, pull=pull, delay=config.delay, parts=config.parts)
 
 
-def _make_mean(region: Region, per_rank: int, make: MakeTotal, *, fixed: bool) -> Agreement:
-    return InPlace(region) if per_rank == 1 and not fixed else Turns(region, make(region.agreed))
+def _make_mean(synced: SyncedSlice, per_rank: int, make: MakeTotal, *, fixed: bool) -> Agreement:
+    return InPlace(synced) if per_rank == 1 and not fixed else SharedArenaMean(synced, make(synced.agreed))
 
 
-def _make_near(config: SyncConfig, region: Region, comm: Communicator, per_rank: int, make: MakeTotal, *, fixed: bool) -> Near:
+def _make_near(
+    config: SyncConfig, synced: SyncedSlice, comm: Communicator, per_rank: int, make: MakeTotal, *, fixed: bool
+) -> GroupLevel:
     size = config.group or per_rank * comm.place.local_size
     replicas = per_rank * comm.size
     sizes = sorted(set(comm.gather(size)))
@@ -258,9 +264,9 @@ def _make_near(config: SyncConfig, region: Region, comm: Communicator, per_rank:
     except ConfigError as error:  # every rank finds the same
         raise AgreedError(error) from error
     spans = size > per_rank
-    agreement = _make_mean(region, min(size, per_rank), make, fixed=fixed)
+    agreement = _make_mean(synced, min(size, per_rank), make, fixed=fixed)
     near = comm.split(comm.rank * per_rank // size) if spans else SoloCommunicator()
-    return Near(agreement=agreement, comm=near, size=size, between=config.between)
+    return GroupLevel(agreement=agreement, comm=near, size=size, between=config.between)
 
 
 def check_groups(sizes: Sequence[int], replicas: int, per_rank: int) -> None:

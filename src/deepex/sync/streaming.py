@@ -11,8 +11,8 @@ import torch
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
-from deepex.sync.agreement import Agreement, State
-from deepex.sync.region import Region, cut
+from deepex.sync.agreement import Agreement, KeptState
+from deepex.sync.synced_slice import SyncedSlice, cut
 from deepex.sync.total import Total
 
 
@@ -25,8 +25,8 @@ class Streaming(Agreement):
 
     since_epoch = True
 
-    def __init__(self, region: Region, total: Total, *, replicas_per_rank: int, parts: int) -> None:
-        super().__init__(region)
+    def __init__(self, synced: SyncedSlice, total: Total, *, replicas_per_rank: int, parts: int) -> None:
+        super().__init__(synced)
         count = self._agreed.numel()
         self._all, self._total = slice(0, count), total
         self._parts = cut(count, parts)
@@ -64,13 +64,13 @@ class Streaming(Agreement):
 
     @override
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
-        asks, part = self.region.asks(self._now), self._agreed[self._now]
+        asks, part = self.synced.asks(self._now), self._agreed[self._now]
         if asks:
-            self._sum.ask(self.region.request - self._now.start, request)
+            self._sum.ask(self.synced.request - self._now.start, request)
         self._sum.reach(comm)
         self._sum.into(part)
         if asks:
-            self._told.copy_(self._agreed[self.region.request])
+            self._told.copy_(self._agreed[self.synced.request])
         for state in self._states:
             state[self._now].copy_(part)
         self._apart = self._now is not self._all
@@ -83,9 +83,9 @@ class Streaming(Agreement):
         return self._totals[0].buffer.nbytes
 
     @override
-    def state(self) -> State:
-        return State(own={"weights": self._states or [self._agreed]})
+    def state(self) -> KeptState:
+        return KeptState(own={"weights": self._states or [self._agreed]})
 
     @override
-    def kept(self) -> State:
-        return self.state() if self._apart else State()
+    def kept(self) -> KeptState:
+        return self.state() if self._apart else KeptState()

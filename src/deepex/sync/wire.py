@@ -18,8 +18,8 @@ import torch
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
-from deepex.sync.agreement import Agreement, State
-from deepex.sync.region import Region
+from deepex.sync.agreement import Agreement, KeptState
+from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import Total
 
 BLOCK: Final = 256  # numbers that share a scale
@@ -51,10 +51,10 @@ class Coded(Agreement):
     their sum. A rank that codes its own part of the sum has the loss of that part alone, until `settle` gathers them.
     """
 
-    def __init__(self, region: Region, wire: str, make: MakeTotal, *, replicas_per_rank: int, ranks: int) -> None:
-        super().__init__(region)
+    def __init__(self, synced: SyncedSlice, wire: str, make: MakeTotal, *, replicas_per_rank: int, ranks: int) -> None:
+        super().__init__(synced)
         self._wire = wire
-        (self._coded,), self._raw = region.moved, region.buffers
+        (self._coded,), self._raw = synced.moved, synced.buffers
         self._count, buffers = self._coded.stop - self._coded.start, self._raw.stop - self._raw.start
         self._ranks = ranks if replicas_per_rank == 1 else 1  # that code
         self._padded, self._parts = _multiple(self._count, BLOCK * self._ranks), _multiple(buffers, self._ranks) // self._ranks
@@ -68,14 +68,14 @@ class Coded(Agreement):
 
     @override
     def start(self) -> None:
-        own = self.region.own
+        own = self.synced.own
         self._last[own].copy_(self._agreed[own])
         self._total.clear()
         self._fresh = True
 
     @override
     def begin(self, index: int) -> None:
-        own = self.region.own
+        own = self.synced.own
         if not self._fresh:
             self._agreed[own].copy_(self._last[own])
         self._fresh = False
@@ -98,7 +98,7 @@ class Coded(Agreement):
         if self._ranks > 1:
             self._over_the_wire(comm, request)
         else:
-            place = self._padded + self.region.request - self._raw.start
+            place = self._padded + self.synced.request - self._raw.start
             self._total.ask(place, request)
             self._total.reach(comm)
             self._total.into(self._work)
@@ -160,8 +160,10 @@ class Coded(Agreement):
         return self._padded * (1 if self._wire == "int8" else 2) + scales + self._parts * self._ranks * 4
 
     @override
-    def state(self) -> State:
-        return State(shared={"error": self._error[: self._count]}, own={"error": [error[: self._count] for error in self._errors]})
+    def state(self) -> KeptState:
+        return KeptState(
+            shared={"error": self._error[: self._count]}, own={"error": [error[: self._count] for error in self._errors]}
+        )
 
 
 def _rows(number: int, *parts: torch.Tensor) -> torch.Tensor:

@@ -8,12 +8,12 @@ from time import perf_counter, sleep
 import pytest
 
 from deepex.machine.sampling import Sampler, Series, open_sources
-from deepex.machine.sampling.source import Reading, Source
+from deepex.machine.sampling.source import Reading, UsageSource
 from deepex.record.clock import FORWARD, INPUT, HostClock, NoClock
 from tests.machine.sampling.test_sources import burn
 
 
-class Told(Source):
+class Told(UsageSource):
     """Counts what the test tells it."""
 
     def __init__(self, read: Callable[[], Reading]) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from deepex.machine.sampling import gpu as gpu_module
 from deepex.machine.sampling import open_sources
-from deepex.machine.sampling.gpu import Gpu, open_gpu
+from deepex.machine.sampling.gpu import GpuSource, open_gpu
 from deepex.machine.sampling.node import disks, idle, network, packages
 from deepex.machine.sampling.process import memory, processor, storage
-from deepex.machine.sampling.source import Source
+from deepex.machine.sampling.source import UsageSource
 from deepex.machine.storage import describe_file_system
 
 
@@ -22,7 +22,7 @@ def write(path: Path, text: object) -> None:
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
-def used(source: Source, work: Callable[[], object]) -> dict[str, float]:
+def used(source: UsageSource, work: Callable[[], object]) -> dict[str, float]:
     """How far each counter moved while `work` ran."""
     before = source.read()
     kept = work()
@@ -240,7 +240,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_gpu_by_its_counters(time: list[float]) -> None:
     nvml = Nvml()
-    gpu = Gpu(nvml, "GPU-1")
+    gpu = GpuSource(nvml, "GPU-1")
     before = gpu.read()
     time[0] += 2.0
     nvml.millijoules += 7_500
@@ -255,7 +255,7 @@ def test_a_gpu_by_its_counters(time: list[float]) -> None:
 
 def test_a_gpu_without_an_energy_counter(time: list[float]) -> None:
     nvml = Nvml(has_counter=False)
-    gpu = Gpu(nvml, "GPU-1")
+    gpu = GpuSource(nvml, "GPU-1")
     time[0] += 1.0
     nvml.milliwatts = 400_000
     assert gpu.read()["gpu_joules"] == pytest.approx(300.0)
@@ -265,7 +265,7 @@ def test_a_gpu_without_an_energy_counter(time: list[float]) -> None:
 
 def test_what_a_gpu_does_not_tell_is_absent(time: list[float]) -> None:
     nvml = Nvml()
-    gpu = Gpu(nvml, "GPU-1")
+    gpu = GpuSource(nvml, "GPU-1")
     nvml.gpu = -1
     assert sorted(gpu.read()) == ["gpu_joules", "gpu_memory_bytes"]
 
@@ -273,6 +273,6 @@ def test_what_a_gpu_does_not_tell_is_absent(time: list[float]) -> None:
 def test_an_unknown_gpu_leaves_the_driver_alone() -> None:
     nvml = Nvml()
     with pytest.raises(Nvml.NVMLError):
-        Gpu(nvml, "GPU-2")
+        GpuSource(nvml, "GPU-2")
     assert nvml.users == 0
     assert open_gpu("GPU-of-no-machine") is None

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.feeds.shard import Shards
-from deepex.engine.config import RunConfig
 from deepex.errors import ConfigError, UnknownName
 from deepex.recipes import recipe
 from deepex.study.frameworks import FRAMEWORKS, available, find
 from deepex.study.frameworks.base import UnsupportedTask
 from deepex.study.frameworks.task import make_task, step_lengths
+from deepex.training.config import RunConfig
 from tests.study.frameworks.running import SMALL
 
 

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.data.feeds.exchange import Exchange
 from deepex.data.feeds.order import Window
 from deepex.data.feeds.read import Stopped
-from deepex.data.feeds.samples import Plan, Samples, Turn
+from deepex.data.feeds.samples import EpochOrder, Samples, Turn
 from deepex.data.feeds.store import Store
 
 
@@ -35,7 +35,7 @@ class Cache(Store):
         block = self.exchange.block
         self.images, self.labels = block.images[: samples.count], block.labels[: samples.count]
         self._awaited = set(self.exchange.plan.files_of(self.exchange.own))
-        self._plan: Plan | None = None
+        self._plan: EpochOrder | None = None
         self._reader: threading.Thread | None = None
 
     @property

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.data.feeds.cache import Cache
 from deepex.data.feeds.exchange import Exchange
 from deepex.data.feeds.feed import Batch, Feed
-from deepex.data.feeds.read import Rows, Sink, Stopped, Target, most_rows
-from deepex.data.feeds.samples import Plan, Samples, Turn
+from deepex.data.feeds.read import ReadInto, Rows, Sink, Stopped, most_rows
+from deepex.data.feeds.samples import EpochOrder, Samples, Turn
 
 
 @final
@@ -45,7 +45,7 @@ class DeviceFeed(Feed):
         self.images, self.labels = self._memory.images, self._memory.labels
         self._awaited = set(exchange.plan.files_of(exchange.own))
         self._loader: threading.Thread | None = None
-        self._plan: Plan | None = None
+        self._plan: EpochOrder | None = None
         self.order = torch.zeros(samples.count, dtype=torch.int64, device=device)
         self._batches: Iterator[tuple[int, int]] = iter(())
 
@@ -249,7 +249,7 @@ class _ToDevice(Sink):
         low, high = self._own(first, last)
         own = []
         if low < high:
-            own = [Target(low, high, self._memory.buffer()[: high - low].numpy(), np.empty(0, np.int64))]
+            own = [ReadInto(low, high, self._memory.buffer()[: high - low].numpy(), np.empty(0, np.int64))]
         return Rows([*self._others, *own], self._row_bytes).memory(first, last)
 
     def filled(self, first: int, last: int) -> None:

@@ -21,7 +21,7 @@ from deepex.comm.base import Communicator
 from deepex.comm.shared import share_memory
 from deepex.data.feeds.gate import Gates
 from deepex.data.feeds.node import Need, NodePlan, Scattered
-from deepex.data.feeds.read import Rows, Sink, Stopped, Target, most_rows
+from deepex.data.feeds.read import ReadInto, Rows, Sink, Stopped, most_rows
 from deepex.data.feeds.samples import Samples
 from deepex.data.npy import byte_view
 from deepex.errors import DataError, told
@@ -123,7 +123,7 @@ class Exchange:
         """The files that another rank reads for this one: which samples of it, and where in a block that is not `whole`."""
         return self._rooms[self.own]
 
-    def targets(self, file: int) -> list[Target]:
+    def targets(self, file: int) -> list[ReadInto]:
         """Where the samples of a file go; this rank's own only in blocks that are `whole`."""
         found = []
         for need in self.plan.needs(file):
@@ -131,7 +131,7 @@ class Exchange:
                 row = need.position if self._whole else self._rooms[need.rank][file][1]
                 block = self._blocks[need.rank]
                 rows = slice(row, row + need.size)
-                found.append(Target(need.first, need.last, block.images[rows], block.labels[rows]))
+                found.append(ReadInto(need.first, need.last, block.images[rows], block.labels[rows]))
         return found
 
     def sink(self, file: int) -> Sink:

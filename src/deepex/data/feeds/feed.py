@@ -20,7 +20,7 @@ from typing import Any, final
 import torch
 from typing_extensions import override
 
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.store import Store
 

@@ -21,7 +21,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.data.npy import MOST_HEADER_BYTES, byte_view
 from deepex.errors import DataError
 
@@ -60,7 +60,7 @@ class Sink(ABC):
             raise Stopped
 
 
-class Target(NamedTuple):
+class ReadInto(NamedTuple):
     """Arrays for the samples `first` up to `last` of a file."""
 
     first: int
@@ -73,7 +73,7 @@ class Target(NamedTuple):
 class Rows(Sink):
     """Puts the samples of a file into the arrays of `targets`, and drops what lies between these."""
 
-    def __init__(self, targets: Sequence[Target], row_bytes: int, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, targets: Sequence[ReadInto], row_bytes: int, stopped: Callable[[], bool] = lambda: False) -> None:
         super().__init__(stopped)
         self._targets = sorted(targets, key=lambda target: target.first)
         self._row_bytes = row_bytes

@@ -35,7 +35,7 @@ class Split(Protocol):
         """The samples of a replica."""
 
 
-class Files(Protocol):
+class SampleFiles(Protocol):
     """A part of a dataset, as far as feeds use it: PackedPart is one.
 
     File k holds the samples `bounds[k]` up to `bounds[k + 1]`, and is what is read at once: some tens of megabytes.
@@ -53,7 +53,7 @@ class Files(Protocol):
         """Copy samples in any order."""
 
 
-class Plan(NamedTuple):
+class EpochOrder(NamedTuple):
     """An epoch of a rank: its windows, shard after shard; where each ends in the order; the order itself.
 
     The order has positions among the rank's samples; a batch is a range of it.
@@ -76,7 +76,7 @@ class Samples:
     slice of that. Without a `seed` the samples come as they are packed.
     """
 
-    def __init__(self, part: Files, shards: Split, replicas: range, *, seed: int | None, shuffled: bool) -> None:
+    def __init__(self, part: SampleFiles, shards: Split, replicas: range, *, seed: int | None, shuffled: bool) -> None:
         self.part, self.shards, self.replicas, self.seed = part, shards, replicas, seed
         self.start, self.stop = self.span(replicas)
         self.count = self.stop - self.start
@@ -93,13 +93,13 @@ class Samples:
         """Uninitialised arrays for `count` samples."""
         return np.empty((count, *self.part.sample_shape), self.part.dtype), np.empty(count, np.int64)
 
-    def plan(self, epoch: int) -> Plan:
+    def plan(self, epoch: int) -> EpochOrder:
         """The windows and the order of an epoch."""
         shards = [epoch_windows(*self._shard(replica), **self._keys(replica, epoch)) for replica in self.replicas]
         windows = [window for shard in shards for window in shard]
         visited = [window.visited for window in windows]
         order = np.concatenate([*visited, np.empty(0, np.int64)]) - self.start
-        return Plan(windows, np.cumsum([len(some) for some in visited], dtype=np.int64), order)
+        return EpochOrder(windows, np.cumsum([len(some) for some in visited], dtype=np.int64), order)
 
     def groups(self, replica: int, epoch: int) -> list[list[Piece]]:
         """The pieces of each window of any replica, also one of another rank."""

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.data.feeds.order import Piece, cut, window_samples
-from deepex.data.feeds.read import Rows, Stopped, Target
-from deepex.data.feeds.samples import Plan, Samples, Turn
+from deepex.data.feeds.read import ReadInto, Rows, Stopped
+from deepex.data.feeds.samples import EpochOrder, Samples, Turn
 from deepex.data.feeds.store import Store
 
 
@@ -42,7 +42,7 @@ class _Epoch(NamedTuple):
     """What an epoch reads, by the numbers of its windows, and the row of each place in its order."""
 
     number: int
-    plan: Plan
+    plan: EpochOrder
     loads: dict[int, _Load]
     rows: NDArray[np.int64]
     stop: int
@@ -158,13 +158,13 @@ class Windows(Store):
             self._unverified.discard(file)
             row += last - first
 
-    def _targets(self, first: int, last: int, row: int) -> list[Target]:
+    def _targets(self, first: int, last: int, row: int) -> list[ReadInto]:
         """The rows for a piece; two ranges where the ring ends within it."""
         start = row % self._capacity
         middle = min(last, first + self._capacity - start)
         ranges = ((first, middle, start), (middle, last, 0))
         return [
-            Target(low, high, self._images[at : at + high - low], self._labels[at : at + high - low])
+            ReadInto(low, high, self._images[at : at + high - low], self._labels[at : at + high - low])
             for low, high, at in ranges
             if low < high
         ]
@@ -237,7 +237,7 @@ class Stream(Store):
             store.close()
 
 
-def visits(plan: Plan, samples: Samples, turns: Sequence[Turn]) -> list[int]:
+def visits(plan: EpochOrder, samples: Samples, turns: Sequence[Turn]) -> list[int]:
     """The windows that these turns use, one after another."""
     found: list[int] = []
     batch = samples.shards.batch
@@ -263,7 +263,7 @@ def ring_rows(samples: Samples) -> int:
     return min(samples.count, 2 * largest + samples.shards.batch)
 
 
-def _lay_out(number: int, plan: Plan, windows: Sequence[int], row: int) -> _Epoch:
+def _lay_out(number: int, plan: EpochOrder, windows: Sequence[int], row: int) -> _Epoch:
     """Give each window its rows, from `row` on."""
     loads: dict[int, _Load] = {}
     rows = np.empty(len(plan.order), np.int64)

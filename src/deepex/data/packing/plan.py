@@ -29,7 +29,7 @@ _UNPACKED_BYTES: Final = 4 << 20  # small, because a simulation of it may take m
 
 
 @final
-class Plan:
+class PackingPlan:
     """The tasks of a packing of `chosen` samples into `out`, with unfinished things in `scratch`.
 
     `file_bytes` of images go into a file; by default a sixteenth of the part, between 16 and 64 MiB.

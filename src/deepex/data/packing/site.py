@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from deepex.data.manifest import FILE_NAME, MARKER_NAME, Manifest, load, save
-from deepex.data.packing.crew import STOP_NAME, Crew, Progress
+from deepex.data.packing.workers import STOP_NAME, PackingProgress, WorkerPool
 from deepex.data.packing.writer import FileReport, FileTask
 from deepex.data.source.base import Source
 from deepex.errors import DataError, RunError
@@ -84,7 +84,7 @@ class Site:
 
         self._together(work)
 
-    def run(self, crew: Crew, tasks: list[FileTask], what: str, progress: Progress | None) -> dict[str, FileReport]:
+    def run(self, pool: WorkerPool, tasks: list[FileTask], what: str, progress: PackingProgress | None) -> dict[str, FileReport]:
         """Write all files, this rank its share of them; give the reports of all by their stems."""
         mine = tasks[self._rank :: self._size]
         total = sum(len(task.order) for task in tasks)
@@ -94,8 +94,8 @@ class Site:
             if progress is not None:  # rank 0 speaks for all: its share is drawn evenly from the whole
                 progress(what, total if done == share else round(done * total / max(share, 1)), total)
 
-        self._together(lambda: self._attempt(crew, mine, tell))
-        found = {task.stem: crew.finished(task) for task in tasks}
+        self._together(lambda: self._attempt(pool, mine, tell))
+        found = {task.stem: pool.finished(task) for task in tasks}
         self._together(lambda: self._flush(mine, found))
         missing = [stem for stem, report in found.items() if report is None]
         if missing:
@@ -113,9 +113,9 @@ class Site:
         self._together(work)
         return load(self.out)
 
-    def _attempt(self, crew: Crew, mine: list[FileTask], tell: Callable[[int], None]) -> None:
+    def _attempt(self, pool: WorkerPool, mine: list[FileTask], tell: Callable[[int], None]) -> None:
         try:
-            crew.run(mine, tell)
+            pool.run(mine, tell)
         except BaseException:
             if self._comm is not None:
                 (self.scratch / STOP_NAME).touch()

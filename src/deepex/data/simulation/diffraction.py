@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from deepex.data.simulation import multislice
 from deepex.data.simulation.crystals import CRYSTALS, Orientation, slab
 from deepex.data.simulation.multislice import Engine, Shot, expected_patterns
-from deepex.data.simulation.request import Part, Request
+from deepex.data.simulation.request import PartName, Request
 from deepex.data.source.base import Bad, Images
 
 CLASSES: tuple[str, ...] = tuple(crystal.name for crystal in CRYSTALS)
@@ -75,7 +75,7 @@ class DiffractionPatterns(Images):
     block = 10
     busy = True
 
-    def __init__(self, count: int, *, seed: int, part: Part, engine: Engine = "cpu") -> None:
+    def __init__(self, count: int, *, seed: int, part: PartName, engine: Engine = "cpu") -> None:
         self._request = Request(count=count, seed=seed, part=part)
         self.count = count
         multislice.check_engine(engine)

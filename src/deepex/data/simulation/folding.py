@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepex.data.simulation import protein
-from deepex.data.simulation.request import Part, Request
+from deepex.data.simulation.request import PartName, Request
 from deepex.data.source.base import Bad, Images
 from deepex.errors import DataError
 from deepex.record.files import storage_error, write_atomic
@@ -53,7 +53,7 @@ class FoldingMaps(Images):
     block = FRAMES
     busy = True
 
-    def __init__(self, count: int, *, seed: int, part: Part, keep: Path | None = None) -> None:
+    def __init__(self, count: int, *, seed: int, part: PartName, keep: Path | None = None) -> None:
         self._request = Request(count=count, seed=seed, part=part)
         openmm = protein.require_openmm()
         _require_distance_array()

@@ -10,8 +10,8 @@ from typing import Literal
 
 from deepex.errors import DataError
 
-Part = Literal["train", "validation"]
-_PARTS: tuple[Part, ...] = ("train", "validation")
+PartName = Literal["train", "validation"]
+_PARTS: tuple[PartName, ...] = ("train", "validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Request:
 
     count: int
     seed: int
-    part: Part
+    part: PartName
 
     def __post_init__(self) -> None:
         if self.count < 1:

@@ -16,7 +16,7 @@ from deepex.data.geometry import Geometry
 from deepex.data.source.array import MNIST_NAME, begins_with, open_array, open_mnist, open_npz
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.folder import TEXT_SUFFIXES, Listing, find_images, is_list, read_list
-from deepex.data.source.layout import Layout, listed
+from deepex.data.source.layout import AxisOrder, listed
 from deepex.data.source.walk import walk
 from deepex.errors import DataError
 
@@ -67,7 +67,7 @@ class SourceConfig:
     images: str | None = None
     labels: str | None = None
     validation_labels: str | None = None
-    layout: Layout | None = None
+    layout: AxisOrder | None = None
     resize: int | tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
     channels: Literal[1, 3] | None = None

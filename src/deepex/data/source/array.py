@@ -25,8 +25,8 @@ from deepex.data.npy import map_npy, parse_header
 from deepex.data.source import stream
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.idx import read_idx, stream_header
-from deepex.data.source.layout import Layout, checked_labels, listed, to_nhwc
-from deepex.data.source.names import Names, usual, with_labels
+from deepex.data.source.layout import AxisOrder, checked_labels, listed, to_nhwc
+from deepex.data.source.names import ArrayNames, usual, with_labels
 from deepex.errors import DataError
 
 MNIST_NAME = re.compile(r"(?P<part>train|t10k)-(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz)?")
@@ -54,7 +54,7 @@ class ArrayImages(Images):
         return f"{self._path} sample {number}"
 
 
-def open_mnist(directory: Path, layout: Layout | None) -> Source:
+def open_mnist(directory: Path, layout: AxisOrder | None) -> Source:
     """Open a directory with the four files of MNIST, or its first two."""
     found: dict[tuple[str, str], Path] = {}
     for match in map(MNIST_NAME.fullmatch, sorted(os.listdir(directory))):
@@ -70,14 +70,14 @@ def open_mnist(directory: Path, layout: Layout | None) -> Source:
 
 
 def open_npz(
-    path: Path, layout: Layout | None, *, images: str | None = None, labels: str | None = None, held_labels: str | None = None
+    path: Path, layout: AxisOrder | None, *, images: str | None = None, labels: str | None = None, held_labels: str | None = None
 ) -> Source:
     """Open an archive of arrays, under the usual names or those given; labels may also be in a file of their own."""
     try:
         # Opened here because numpy forgets to close a damaged archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             has = archive.files.__contains__
-            names = usual(has) if images is None else Names(images) if has(images) else None
+            names = usual(has) if images is None else ArrayNames(images) if has(images) else None
             if names is None:
                 raise DataError(_no_such_array(path, archive.files, images))
             names = with_labels(names, path, labels, held_labels)
@@ -88,7 +88,7 @@ def open_npz(
         raise DataError(f"{path} is not a whole array file (.npz): {error}; restore it or save it with numpy.savez") from error
 
 
-def _npz_part(path: Path, archive: Any, images: str, labels: str | None, layout: Layout | None) -> Images:
+def _npz_part(path: Path, archive: Any, images: str, labels: str | None, layout: AxisOrder | None) -> Images:
     file = None
     if labels is None or labels in archive.files:
         classes = None if labels is None else archive[labels]
@@ -105,7 +105,7 @@ def _npz_part(path: Path, archive: Any, images: str, labels: str | None, layout:
     return _images(archive[images], classes, path, (path, file), layout)
 
 
-def open_array(path: Path, labels: Path | None, layout: Layout | None) -> Source:
+def open_array(path: Path, labels: Path | None, layout: AxisOrder | None) -> Source:
     """Open one IDX or `.npy` file of images, and that of its labels."""
     streamed = _streamed_idx((path, labels), layout)
     if streamed is not None:
@@ -114,7 +114,7 @@ def open_array(path: Path, labels: Path | None, layout: Layout | None) -> Source
     return Source(train=_images(images, None if labels is None else _read_array(labels), path, (path, labels), layout))
 
 
-def _streamed_idx(pair: tuple[Path, Path | None], layout: Layout | None) -> Images | None:
+def _streamed_idx(pair: tuple[Path, Path | None], layout: AxisOrder | None) -> Images | None:
     """A gzipped IDX file that is too large for memory."""
     path, labels = pair
     header = stream_header(path) if path.is_file() else None
@@ -134,7 +134,7 @@ def _streamed_idx(pair: tuple[Path, Path | None], layout: Layout | None) -> Imag
 
 
 def _streamed_member(
-    path: Path, archive: zipfile.ZipFile, images: str, labels: tuple[NDArray[Any] | None, Path | None], layout: Layout | None
+    path: Path, archive: zipfile.ZipFile, images: str, labels: tuple[NDArray[Any] | None, Path | None], layout: AxisOrder | None
 ) -> Images:
     """An array of an archive that is too large for memory."""
     with archive.open(f"{images}.npy") as member:
@@ -202,7 +202,7 @@ def _images(
     labels: NDArray[Any] | None,
     path: Path,
     files: tuple[Path, Path | None],
-    layout: Layout | None,
+    layout: AxisOrder | None,
 ) -> ArrayImages:
     """Check images and labels against each other and bring them to the common form."""
     if images is None or images.size == 0:

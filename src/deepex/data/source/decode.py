@@ -56,7 +56,7 @@ _COLOUR = ("it is in colour, and the dataset has 1 channel (--channels 3 keeps c
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class SampleSize:
     """What a sample must be: `size` (height, width) after `geometry`, `depth` bits per value; None takes each file as it is."""
 
     size: tuple[int, int] | None
@@ -99,7 +99,7 @@ def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
     return header
 
 
-def decode(data: bytes, target: Target, notes: Counter[str]) -> NDArray[Any]:
+def decode(data: bytes, target: SampleSize, notes: Counter[str]) -> NDArray[Any]:
     """Give the pixels (height, width, channels) of `target`, and add to `notes` what was done to them.
 
     They may lie in memory that the next call of this thread uses again: copy them.
@@ -124,7 +124,7 @@ def _unknown_kind(data: bytes) -> str:
     return f"it is neither PNG nor JPEG: it begins with 0x{data[:8].hex()}; restore it, or leave it out"
 
 
-def _check_size(header: Header, target: Target) -> None:
+def _check_size(header: Header, target: SampleSize) -> None:
     size = (header.height, header.width)
     between = target.geometry.resized(*size)
     if between[0] * between[1] > target.max_pixels:
@@ -143,7 +143,7 @@ def _check_size(header: Header, target: Target) -> None:
         )
 
 
-def _change(rule: tuple[str, str], target: Target, done: list[str], **words: str) -> None:
+def _change(rule: tuple[str, str], target: SampleSize, done: list[str], **words: str) -> None:
     """Refuse, or count what `convert` allows."""
     if not target.convert:
         raise UnreadableError(f"{rule[0].format(**words)}; give --convert to have it converted ({rule[1]})")
@@ -178,7 +178,7 @@ def _may_be_progressive(data: bytes) -> bool:
     return True
 
 
-def _decode_jpeg(data: bytes, header: Header, target: Target, done: list[str]) -> NDArray[Any]:
+def _decode_jpeg(data: bytes, header: Header, target: SampleSize, done: list[str]) -> NDArray[Any]:
     import simplejpeg
 
     if header.channels == 4:
@@ -211,7 +211,7 @@ def _jpeg_scale(header: Header, geometry: Geometry) -> int:
     return next((n for n in (1, 2, 4) if all(of * n >= 8 * to for of, to in zip(size, least, strict=True))), 8)
 
 
-def _decode_png(png: Png, target: Target, done: list[str]) -> NDArray[Any]:
+def _decode_png(png: Png, target: SampleSize, done: list[str]) -> NDArray[Any]:
     if png.animated:
         _change(_ANIMATED, target, done)
     plain_grey = png.colour_type == 0
@@ -232,13 +232,13 @@ def _decode_png(png: Png, target: Target, done: list[str]) -> NDArray[Any]:
     return target.geometry.apply(_as_target(pixels, target))
 
 
-def _why_not_deep(target: Target) -> str:
+def _why_not_deep(target: SampleSize) -> str:
     if target.dtype == np.uint8:
         return "the dataset (uint8) cannot hold (--dtype float32 keeps them)"
     return "the dataset's images, of 8 bits, have not"
 
 
-def _as_target(pixels: NDArray[Any], target: Target) -> NDArray[Any]:
+def _as_target(pixels: NDArray[Any], target: SampleSize) -> NDArray[Any]:
     """In the type of the target; bytes, where it has 16 bits, spread over these."""
     made = pixels.astype(target.dtype, copy=False)
     return made * np.float32(257) if target.depth == 16 and pixels.dtype == np.uint8 else made

@@ -36,7 +36,7 @@ _MOST_CLASSES = 100_000  # of those that have numbers only
 _HIDDEN, _TWICE = "hidden", "folders reached twice"
 
 
-class Names:
+class FileNames:
     """File names as one block of bytes and where each ends: a million Path objects would take 30 times the memory."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Listing:
     """Files under `root`, their class numbers and the names of the classes where there are any, and what was passed over."""
 
     root: Path
-    names: Names
+    names: FileNames
     labels: NDArray[np.int64] | None = None
     classes: tuple[str, ...] | None = None
     ignored: Counter[str] = field(default_factory=Counter)
@@ -120,7 +120,7 @@ class _Walk:
     """Goes through folders below `root`, each one once, and gathers names and what it passed over."""
 
     def __init__(self, root: Path) -> None:
-        self.names = Names()
+        self.names = FileNames()
         self.ignored: Counter[str] = Counter()
         self._root = os.fsencode(root)
         self._seen: dict[tuple[int, int], bytes] = {}  # by device and inode: links may lead back
@@ -216,7 +216,7 @@ def read_list(path: Path, *, root: Path | None = None) -> Listing:
     in their order.
     """
     root = path.parent if root is None else root
-    names = Names()
+    names = FileNames()
     labels: list[str] = []
     lines = array("q")
     seen: set[bytes] = set()

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.hdf5_dataset import ERRORS, Stored, find, inspect, opened, reason
-from deepex.data.source.layout import Layout, checked_labels, to_nhwc
+from deepex.data.source.layout import AxisOrder, checked_labels, to_nhwc
 from deepex.errors import DataError
 
 _MOST_BYTES: Final = 32 << 20  # of one read
@@ -37,7 +37,9 @@ _TURN: Final = threading.Lock()  # train and validation share open files, and ea
 class Hdf5Images(Images):
     """The rows of one dataset, concatenated over files; each is opened when it is first read, once per process."""
 
-    def __init__(self, tables: Sequence[Stored], labels: NDArray[np.int64] | None, labels_key: str | None, layout: Layout | None):
+    def __init__(
+        self, tables: Sequence[Stored], labels: NDArray[np.int64] | None, labels_key: str | None, layout: AxisOrder | None
+    ):
         first = tables[0]
         self._tables, self._stored_shape = tuple(tables), first.shape[1:]
         self.starts = np.cumsum([0, *(table.shape[0] for table in tables)])
@@ -159,7 +161,7 @@ class Hdf5Images(Images):
 
 
 def open_hdf5(
-    paths: Sequence[Path], *, images: str | None, labels: str | None, layout: Layout | None, held_labels: str | None = None
+    paths: Sequence[Path], *, images: str | None, labels: str | None, layout: AxisOrder | None, held_labels: str | None = None
 ) -> Source:
     """Open the files in the order of their names.
 
@@ -175,7 +177,7 @@ def open_hdf5(
     return Source(train=train, validation=held)
 
 
-def _part(paths: Sequence[Path], images: str, labels: str | None, layout: Layout | None) -> Hdf5Images:
+def _part(paths: Sequence[Path], images: str, labels: str | None, layout: AxisOrder | None) -> Hdf5Images:
     tables: list[Stored] = []
     classes: list[NDArray[np.int64]] = []
     for path in paths:

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from deepex.data.feeds import tally
+from deepex.data.feeds import read_counter as tally
 from deepex.data.source.layout import listed
-from deepex.data.source.names import LABELS, Names, usual, with_labels
+from deepex.data.source.names import LABELS, ArrayNames, usual, with_labels
 from deepex.errors import DataError
 
 # All that h5py was seen to raise for damaged files: of these SystemError is for names that are not UTF-8.
@@ -76,10 +76,10 @@ def opened(path: Path, cache_bytes: int = _SMALL_CACHE_BYTES) -> Any:
         raise DataError(f"{path} cannot be read as HDF5: {reason(error)}; restore it, or write it again") from error
 
 
-def find(file: Any, path: Path, *, images: str | None, labels: str | None, held_labels: str | None = None) -> Names:
+def find(file: Any, path: Path, *, images: str | None, labels: str | None, held_labels: str | None = None) -> ArrayNames:
     """Take the datasets that were named, else those under names that people use, else the only one that can be images."""
     try:
-        names = Names(images) if images is not None else usual(lambda key: _has(file, key)) or _only(file, path)
+        names = ArrayNames(images) if images is not None else usual(lambda key: _has(file, key)) or _only(file, path)
     except ERRORS as error:
         raise DataError(f"the contents of {path} cannot be listed: {reason(error)}; restore it, or write it again") from error
     return with_labels(names, path, labels, held_labels)
@@ -91,7 +91,7 @@ def _has(file: Any, key: str) -> bool:
     return key in file and file.get(key, getclass=True) is h5py.Dataset
 
 
-def _only(file: Any, path: Path) -> Names:
+def _only(file: Any, path: Path) -> ArrayNames:
     """The one dataset that can be images, with the labels beside it that are as many."""
     shapes = _contents(file)
     fitting = [key for key, shape in shapes.items() if len(shape) in (3, 4)]
@@ -104,7 +104,7 @@ def _only(file: Any, path: Path) -> Names:
     images = fitting[0]
     beside = [images[: images.rfind("/") + 1] + name for name in LABELS]
     as_many = (shapes[images][0],)
-    return Names(images, next((key for key in beside if shapes.get(key) in (as_many, (*as_many, 1))), None))
+    return ArrayNames(images, next((key for key in beside if shapes.get(key) in (as_many, (*as_many, 1))), None))
 
 
 def _contents(file: Any) -> dict[str, tuple[int, ...] | str]:

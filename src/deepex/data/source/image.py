@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from deepex.data.geometry import Geometry
 from deepex.data.source.base import Bad, Images, UnreadableError
-from deepex.data.source.decode import MOST_PIXELS, Header, Target, decode, read_header
+from deepex.data.source.decode import MOST_PIXELS, Header, SampleSize, decode, read_header
 from deepex.data.source.folder import Listing, printable
 from deepex.errors import DataError
 
@@ -74,7 +74,7 @@ class ImageFiles(Images):
         self.dtype = np.dtype(dtype)
         self.shape = (*size, channels)
         self.depth = depth or (16 if self.dtype == np.float32 and _are_deep(first) else 8)
-        self._target = Target(
+        self._target = SampleSize(
             size=size,
             channels=channels,
             dtype=self.dtype,

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from deepex.errors import DataError
 
-Layout = Literal["NHW", "NHWC", "NCHW"]
+AxisOrder = Literal["NHW", "NHWC", "NCHW"]
 
 _CHANNELS: Final = (1, 3, 4)
 _HIGHEST: Final = int(np.iinfo(np.int64).max)  # of a label
 
 
-def to_nhwc(images: NDArray[Any], path: Path, layout: Layout | None) -> tuple[NDArray[Any], str]:
+def to_nhwc(images: NDArray[Any], path: Path, layout: AxisOrder | None) -> tuple[NDArray[Any], str]:
     """View `images` as (n, height, width, channels), and say what was decided."""
     shape = images.shape
     if layout is None:
@@ -32,7 +32,7 @@ def to_nhwc(images: NDArray[Any], path: Path, layout: Layout | None) -> tuple[ND
     return (images.transpose(0, 2, 3, 1) if layout == "NCHW" else images), note
 
 
-def guess_layout(shape: tuple[int, ...], path: Path) -> tuple[Layout, str]:
+def guess_layout(shape: tuple[int, ...], path: Path) -> tuple[AxisOrder, str]:
     """Which dimension is which, from their number and sizes, and why."""
     if len(shape) == 3:
         return "NHW", "because it has 3 dimensions"

@@ -30,7 +30,7 @@ _NEWLINE, _COMMA = b"\n,"
 _ZERO: Final = np.uint8(ord("0"))
 
 
-class Form(NamedTuple):
+class MatrixForm(NamedTuple):
     """A matrix as written: `lines` of `numbers` each, to be stored as `dtype`."""
 
     lines: int
@@ -45,7 +45,7 @@ class Text(NamedTuple):
     line: int
 
 
-def decide(texts: dict[int, Text], shape: tuple[int, int] | None, dtype: Number | None, where: str) -> Form:
+def decide(texts: dict[int, Text], shape: tuple[int, int] | None, dtype: Number | None, where: str) -> MatrixForm:
     """Take shape and type from most of the first matrices that can be read."""
     reasons, arrays = [], []
     for text in texts.values():
@@ -58,16 +58,16 @@ def decide(texts: dict[int, Text], shape: tuple[int, int] | None, dtype: Number 
             arrays.append(array)
         else:
             lines, numbers = shape or (0, 0)
-            reasons.append(_fault(text, Form(lines, numbers, np.dtype(np.float32))))
+            reasons.append(_fault(text, MatrixForm(lines, numbers, np.dtype(np.float32))))
     if not arrays:
         raise DataError(f"{where} cannot be read as matrices: {(reasons or ['no file can be opened'])[0]}")
     lines, numbers = Counter(array.shape for array in arrays).most_common(1)[0][0]  # of equals the first
     alike = [array for array in arrays if array.shape == (lines, numbers)]
     is_bytes = all((array == np.clip(np.rint(array), 0, 255)).all() for array in alike)
-    return Form(lines, numbers, np.dtype(dtype or ("uint8" if is_bytes else "float32")))
+    return MatrixForm(lines, numbers, np.dtype(dtype or ("uint8" if is_bytes else "float32")))
 
 
-def fill(texts: dict[int, Text], out: NDArray[Any], form: Form) -> list[tuple[int, str]]:
+def fill(texts: dict[int, Text], out: NDArray[Any], form: MatrixForm) -> list[tuple[int, str]]:
     """Parse the matrices into the rows of `out` that are their keys, all together if they are all well."""
     bare = {place: _bare(text.content) for place, text in texts.items()}
     places = list(bare)
@@ -94,7 +94,7 @@ def _bare(text: bytes) -> bytes:
     return (_COMMENT.sub(b"", text) if b"#" in text else text).strip(b" \t\r\n")
 
 
-def _values(text: bytes, count: int, form: Form) -> NDArray[Any] | None:
+def _values(text: bytes, count: int, form: MatrixForm) -> NDArray[Any] | None:
     """The numbers of so many matrices in the type wanted, or None if anything is not as it should be."""
     small = None if b"." in text[:1000] else _small_integers(text, count * form.lines, form.numbers)
     if small is not None:
@@ -172,7 +172,7 @@ def fields_of(line: bytes) -> list[bytes]:
     return [field.strip() for field in data.split(b",")] if b"," in data else data.split()
 
 
-def _fault(text: Text, form: Form) -> str:
+def _fault(text: Text, form: MatrixForm) -> str:
     """What is wrong with a matrix that could not be read, and on which line."""
     if len(text.content) > MOST_BYTES:
         return f"from line {text.line} on it has more than {MOST_BYTES} bytes, the limit for one matrix"

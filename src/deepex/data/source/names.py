@@ -25,7 +25,7 @@ _SINGLE: Final = (("images", "labels"), ("data", "labels"), ("data", "label"), (
 LABELS: Final = ("labels", "label", "y")
 
 
-class Names(NamedTuple):
+class ArrayNames(NamedTuple):
     """Paths of arrays: train and validation."""
 
     images: str
@@ -34,7 +34,7 @@ class Names(NamedTuple):
     held_labels: str | None = None
 
 
-def usual(has: Callable[[str], bool]) -> Names | None:
+def usual(has: Callable[[str], bool]) -> ArrayNames | None:
     """The first names in use of which `has` tells that their images are there."""
 
     def there(name: str) -> str | None:
@@ -44,12 +44,12 @@ def usual(has: Callable[[str], bool]) -> Names | None:
         if has(images.format(TRAIN)):
             train = (images.format(TRAIN), there(labels.format(TRAIN)))
             held = next((part for part in HELD_OUT if has(images.format(part))), None)
-            return Names(*train) if held is None else Names(*train, images.format(held), there(labels.format(held)))
-    present = [Names(images, there(labels)) for images, labels in _SINGLE if has(images)]
+            return ArrayNames(*train) if held is None else ArrayNames(*train, images.format(held), there(labels.format(held)))
+    present = [ArrayNames(images, there(labels)) for images, labels in _SINGLE if has(images)]
     return max(present, key=lambda names: names.labels is not None, default=None)
 
 
-def with_labels(names: Names, path: Path, labels: str | None, held_labels: str | None) -> Names:
+def with_labels(names: ArrayNames, path: Path, labels: str | None, held_labels: str | None) -> ArrayNames:
     """Take the labels that were given for those under the usual names; both parts must have theirs from one hand."""
     if held_labels is not None and names.held_images is None:
         raise DataError(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from deepex.data.source.base import Bad, Images
-from deepex.data.source.layout import Layout, to_nhwc
+from deepex.data.source.layout import AxisOrder, to_nhwc
 from deepex.errors import DataError
 
 MOST_BYTES: Final = 256 << 20  # of an array that is loaded into memory
@@ -40,7 +40,7 @@ class StreamedImages(Images):
         labels: NDArray[np.int64] | None,
         path: Path,
         files: list[str],
-        layout: Layout | None,
+        layout: AxisOrder | None,
     ) -> None:
         view, note = to_nhwc(np.broadcast_to(np.zeros((), dtype), shape), path, layout)  # of no memory
         self._open_stream, self._offset, self._path, self._stored = open_stream, offset, path, shape[1:]

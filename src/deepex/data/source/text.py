@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.layout import listed
-from deepex.data.source.matrix import MARK, MOST_BYTES, Form, Number, Text, decide, fields_of, fill
+from deepex.data.source.matrix import MARK, MOST_BYTES, MatrixForm, Number, Text, decide, fields_of, fill
 from deepex.data.source.part import check_same_classes, part_folders
 from deepex.errors import DataError
 
@@ -48,7 +48,7 @@ class TextFiles(Images):
         folder: Path,
         names: Sequence[str],
         labels: NDArray[np.int64] | None,
-        form: Form,
+        form: MatrixForm,
         *,
         shape: tuple[int, int],
         other: int,
@@ -85,7 +85,7 @@ class TextMatrices(Images):
     busy = True
 
     def __init__(
-        self, path: Path, offsets: NDArray[np.int64], lines: NDArray[np.int64], form: Form, shape: tuple[int, int]
+        self, path: Path, offsets: NDArray[np.int64], lines: NDArray[np.int64], form: MatrixForm, shape: tuple[int, int]
     ) -> None:
         self._stream: tuple[int, IO[bytes]] | None = None
         self._path, self._offsets, self._lines, self._form = path, offsets, lines, form

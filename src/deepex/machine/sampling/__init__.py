@@ -24,14 +24,14 @@ from deepex.machine.sampling.node import disks, idle, network, packages
 from deepex.machine.sampling.process import memory, processor, storage
 from deepex.machine.sampling.sampler import Sampler
 from deepex.machine.sampling.series import Series
-from deepex.machine.sampling.source import Source
+from deepex.machine.sampling.source import UsageSource
 
 __all__ = ["Sampler", "Series", "Source", "Used", "open_sources"]
 
 
-def open_sources(*, first: bool, gpu: str | None = None, root: Path = Path("/")) -> list[Source]:
+def open_sources(*, first: bool, gpu: str | None = None, root: Path = Path("/")) -> list[UsageSource]:
     """All that can be read here: of this process, of its GPU, and, for the first rank of a node, of the node."""
     kinds = (processor, memory, storage, *((idle, disks, network, packages) if first else ()))
-    found: list[Source | None] = [attempt(partial(kind, root)) for kind in kinds]
+    found: list[UsageSource | None] = [attempt(partial(kind, root)) for kind in kinds]
     found.append(open_gpu(gpu) if gpu is not None else None)
     return [source for source in found if source is not None]

@@ -13,18 +13,18 @@ from typing import Any, final
 from typing_extensions import override
 
 from deepex.machine.reading import attempt
-from deepex.machine.sampling.source import Reading, Source
+from deepex.machine.sampling.source import Reading, UsageSource
 
 
-def open_gpu(uuid: str) -> "Gpu | None":
+def open_gpu(uuid: str) -> "GpuSource | None":
     """The GPU with this identifier; None where its driver does not tell."""
     import pynvml
 
-    return attempt(lambda: Gpu(pynvml, uuid))
+    return attempt(lambda: GpuSource(pynvml, uuid))
 
 
 @final
-class Gpu(Source):
+class GpuSource(UsageSource):
     """Busy seconds, energy and memory of a GPU; `nvml` is the module pynvml.
 
     Energy is the driver's counter, which GPUs have since Volta; else power, times the time since the last reading.

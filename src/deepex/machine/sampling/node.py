@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final, final
 
 from deepex.machine.reading import read_number, read_text
-from deepex.machine.sampling.source import Files, Reading
+from deepex.machine.sampling.source import CounterFiles, Reading
 
 _SECTOR_BYTES: Final = 512  # of /sys/block/*/stat, whatever the disk's own are
 _INFINIBAND_WORD_BYTES: Final = 4
@@ -12,20 +12,20 @@ _INFINIBAND_KIND: Final = 32  # of /sys/class/net/*/type
 _ENERGY_ZONES: Final = ("package", "dram")  # the others are parts of a package, or the whole machine with all of these
 
 
-def idle(root: Path = Path("/")) -> Files:
+def idle(root: Path = Path("/")) -> CounterFiles:
     """Seconds that the logical cores had nothing to do, all of them together."""
-    return Files([root / "proc/uptime"], lambda texts: {"node_idle_seconds": float(texts[0].split()[1])})
+    return CounterFiles([root / "proc/uptime"], lambda texts: {"node_idle_seconds": float(texts[0].split()[1])})
 
 
-def disks(root: Path = Path("/")) -> Files:
+def disks(root: Path = Path("/")) -> CounterFiles:
     """Bytes to and from the node's own disks. What has no device behind it is made of other disks."""
     found = [path for path in sorted((root / "sys/block").iterdir()) if (path / "device").exists()]
     if not found:
         raise FileNotFoundError(root / "sys/block")
-    return Files([disk / "stat" for disk in found], _disks)
+    return CounterFiles([disk / "stat" for disk in found], _disks)
 
 
-def network(root: Path = Path("/")) -> Files:
+def network(root: Path = Path("/")) -> CounterFiles:
     """Bytes sent and received, loopback left out.
 
     A bridge or a bond only repeats what its cards say, so cards alone count where there are any. What goes past the kernel (RDMA)
@@ -45,17 +45,17 @@ def network(root: Path = Path("/")) -> Files:
     def parse(texts: list[bytes]) -> Reading:
         return {"network_bytes": float(sum(int(text) * scale for text, scale in zip(texts, scales, strict=True)))}
 
-    return Files([*ports, *interfaces], parse)
+    return CounterFiles([*ports, *interfaces], parse)
 
 
-def packages(root: Path = Path("/")) -> Files:
+def packages(root: Path = Path("/")) -> CounterFiles:
     """Energy of the processor packages, and of memory that is counted apart, by RAPL. Many kernels let root alone read it."""
     zones = {zone: (read_text(zone / "name") or "").strip() for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*"))}
     counted = [zone for zone, name in zones.items() if name.startswith(_ENERGY_ZONES)]
     if not any(name.startswith("package") for name in zones.values()):
         raise FileNotFoundError(root / "sys/class/powercap")
     energy = _Energy([read_number(zone / "max_energy_range_uj") or 0 for zone in counted])
-    return Files([zone / "energy_uj" for zone in counted], energy.parse)
+    return CounterFiles([zone / "energy_uj" for zone in counted], energy.parse)
 
 
 @final

@@ -9,23 +9,23 @@ import os
 from pathlib import Path
 from time import process_time
 
-from deepex.machine.sampling.source import Files, Reading
+from deepex.machine.sampling.source import CounterFiles, Reading
 
 
-def processor(_root: Path = Path("/")) -> Files:
+def processor(_root: Path = Path("/")) -> CounterFiles:
     """Seconds that the threads of this process ran."""
-    return Files([], lambda _: {"cpu_seconds": process_time()})
+    return CounterFiles([], lambda _: {"cpu_seconds": process_time()})
 
 
-def memory(root: Path = Path("/")) -> Files:
+def memory(root: Path = Path("/")) -> CounterFiles:
     """Resident memory of this process; pages that it shares with other ranks are in it."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
-    return Files([root / "proc/self/statm"], lambda texts: {"memory_bytes": float(int(texts[0].split()[1]) * page_bytes)})
+    return CounterFiles([root / "proc/self/statm"], lambda texts: {"memory_bytes": float(int(texts[0].split()[1]) * page_bytes)})
 
 
-def storage(root: Path = Path("/")) -> Files:
+def storage(root: Path = Path("/")) -> CounterFiles:
     """Bytes that this process made the storage read and write."""
-    return Files([root / "proc/self/io"], _storage)
+    return CounterFiles([root / "proc/self/io"], _storage)
 
 
 def _storage(texts: list[bytes]) -> Reading:

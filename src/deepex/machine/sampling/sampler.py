@@ -17,7 +17,7 @@ from typing import Self, final
 from deepex.machine.reading import attempt
 from deepex.machine.sampling.ledger import Ledger, Used
 from deepex.machine.sampling.series import Series
-from deepex.machine.sampling.source import Reading, Source
+from deepex.machine.sampling.source import Reading, UsageSource
 from deepex.record.clock import Progress
 
 
@@ -31,7 +31,7 @@ class Sampler:
     def __init__(
         self,
         interval_seconds: float,
-        sources: Sequence[Source],
+        sources: Sequence[UsageSource],
         progress: Callable[[], Progress | None],
         series: Series | None = None,
     ) -> None:

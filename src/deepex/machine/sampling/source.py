@@ -31,7 +31,7 @@ LEVELS: Final = ("memory_bytes", "gpu_memory_bytes")  # what goes up and down: i
 NODE_WIDE: Final = ("network_bytes", "cpu_joules")  # measured by the first rank of a node for all of them
 
 
-class Source(ABC):
+class UsageSource(ABC):
     """Something that counts. Making one raises where there is nothing to read."""
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Source(ABC):
 
 
 @final
-class Files(Source):
+class CounterFiles(UsageSource):
     """Small files of the kernel that stay open; `parse` makes a reading of what is in each."""
 
     def __init__(self, paths: Iterable[Path], parse: Callable[[list[bytes]], Reading]) -> None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from deepex.errors import ConfigError
 
 if TYPE_CHECKING:
-    from deepex.engine.config import RunConfig
     from deepex.study.frameworks.task import Task
+    from deepex.training.config import RunConfig
 
 
 class UnsupportedTask(ConfigError):  # noqa: N818 - reads better where it is raised

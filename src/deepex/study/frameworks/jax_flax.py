@@ -18,8 +18,8 @@ from deepex.study.frameworks.base import Framework, Training, UnsupportedTask
 
 if TYPE_CHECKING:
     from deepex.comm import Communicator
-    from deepex.engine.config import RunConfig
     from deepex.study.frameworks.task import Task
+    from deepex.training.config import RunConfig
 
 
 @final

@@ -16,8 +16,8 @@ from deepex.study.frameworks.base import Framework, Training, UnsupportedTask
 from deepex.study.frameworks.jax_flax import free_port, own_address, refuse_other_than_classify
 
 if TYPE_CHECKING:
-    from deepex.engine.config import RunConfig
     from deepex.study.frameworks.task import Task
+    from deepex.training.config import RunConfig
 
 
 @final

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from deepex.engine.mode import evaluating
+from deepex.arena.mode import evaluating
 from deepex.nets.resnet import Residual
 from deepex.study.frameworks.base import UnsupportedTask
 

@@ -28,9 +28,9 @@ from deepex.study.frameworks.base import Framework, Training
 
 if TYPE_CHECKING:
     from deepex.comm import Communicator
-    from deepex.engine.config import RunConfig
-    from deepex.engine.watch import Watcher
     from deepex.study.frameworks.task import Task
+    from deepex.training.config import RunConfig
+    from deepex.training.watch import Watcher
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -111,13 +111,13 @@ def _train(
 ) -> RunDirectory:
     from deepex.comm.nodes import describe_nodes
     from deepex.comm.together import AgreedError, together
-    from deepex.engine.usage import UsageWatch
-    from deepex.engine.watch import Watcher
     from deepex.machine.heap import give_back_heap
     from deepex.record.clock import NoClock
     from deepex.study.frameworks.base import UnsupportedTask
     from deepex.study.frameworks.recorder import Recorder
     from deepex.study.frameworks.task import make_task
+    from deepex.training.usage import UsageWatch
+    from deepex.training.watch import Watcher
 
     together(comm, lambda: refuse_existing_run(out))
     task = together(comm, lambda: make_task(config, comm, threads=threads))

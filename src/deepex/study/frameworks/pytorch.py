@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, final
 import torch
 from torch import nn
 
-from deepex.engine.mode import begin_training, evaluating
+from deepex.arena.mode import begin_training, evaluating
 from deepex.study.frameworks.base import Sums
 from deepex.study.frameworks.task import Samples, Task
 

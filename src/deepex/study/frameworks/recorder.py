@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from deepex.comm.together import AgreedError
-from deepex.engine.usage import UsageWatch
-from deepex.engine.watch import Watcher
 from deepex.errors import DivergedError
 from deepex.machine.sampling.usage import usage_of
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
 from deepex.study.frameworks.base import RankEpoch
 from deepex.study.frameworks.task import Task
+from deepex.training.usage import UsageWatch
+from deepex.training.watch import Watcher
 
 _TRAIN, _SECONDS, _VALIDATION, _VALIDATION_SECONDS, _USAGE = slice(0, 3), 3, slice(4, 7), 7, slice(8, None)  # of a rank's row
 

@@ -18,20 +18,20 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from deepex.arena.arena import Arena
+from deepex.arena.mode import begin_training
+from deepex.arena.schedule import Schedule
 from deepex.comm import Communicator
 from deepex.data.dataset import PackedDataset
 from deepex.data.feeds.order import epoch_order
 from deepex.data.feeds.shard import Shards, Slices
 from deepex.data.manifest import Manifest
 from deepex.data.prepare import Prepare
-from deepex.engine.arena import Arena
-from deepex.engine.config import RunConfig
-from deepex.engine.mode import begin_training
-from deepex.engine.objective import Objective, make_objective
-from deepex.engine.rate import Schedule
 from deepex.errors import ConfigError, DataError
 from deepex.machine.hardware import describe_memory
 from deepex.recipes.job import make_job
+from deepex.task.objective import Objective, make_objective
+from deepex.training.config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

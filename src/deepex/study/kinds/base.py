@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from deepex.engine.config import RunConfig
 from deepex.errors import ConfigError
+from deepex.training.config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

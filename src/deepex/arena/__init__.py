@@ -1,0 +1,1 @@
+"""One contiguous buffer that holds a replica, what a network is made of, and the update of its weights."""

@@ -1,0 +1,313 @@
+"""What the loop promises about communication, synchronisation with the host, and phases."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import deepex
+from deepex.comm import Communicator
+from deepex.comm.solo import SoloCommunicator
+from deepex.recipes.job import make_job
+from deepex.record import RunDirectory
+from deepex.record.clock import SYNC, HostClock
+from deepex.sync import SyncConfig
+from deepex.training import checkpoint as checkpoints
+from deepex.training.checkpoint import Checkpoint, CheckpointConfig, Position
+from deepex.training.config import RunConfig
+from deepex.training.trainer import Trainer
+from deepex.training.watch import Watcher
+from tests import networks
+from tests.mpi import run_deepex, run_ranks
+
+MakeData = Callable[[int], Path]
+
+
+class Recording(Communicator):
+    """A communicator that notes each call and which memory it got."""
+
+    kind = "solo"
+
+    def __init__(self, log: list[tuple[str, int, int]]) -> None:
+        self._inner, self.log = SoloCommunicator(), log
+        self.place = self._inner.place
+
+    def _note(self, call: str, tensor: torch.Tensor) -> None:
+        self.log.append((call, tensor.data_ptr(), tensor.numel()))
+
+    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
+        self._note("sum", tensor)
+        self._inner.sum(tensor, weight)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
+        self._note("broadcast", tensor)
+
+    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
+        self._note("gather", row)
+        return self._inner.gather_rows(row)
+
+    def exchange(self, parts: torch.Tensor) -> torch.Tensor:
+        self._note("exchange", parts)
+        return self._inner.exchange(parts)
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        raise AssertionError
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        raise AssertionError
+
+    def barrier(self) -> None: ...
+    def split(self, color: int, key: int = 0) -> Communicator:
+        raise AssertionError
+
+    def for_thread(self) -> Communicator:
+        raise AssertionError
+
+    def abort(self, code: int) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_trainer(tmp_path: Path, data: Path, log: list[Any], **keys: Any) -> Trainer:
+    keys = {"net": "tests.networks:batch_normed", "batch": 8, "epochs": 2, "validate": "none", **keys}
+    config = RunConfig(data=str(data), **keys)
+    comm = Recording(log)
+    run = RunDirectory.create(tmp_path / "run", {}, [], {})
+    return Trainer(make_job(config, comm), comm, run, Watcher(), clock=LoggingClock(log))
+
+
+class LoggingClock(HostClock):
+    """Notes each mark between the communicator's calls."""
+
+    def __init__(self, log: list[Any]) -> None:
+        super().__init__()
+        self._log = log
+
+    def mark(self, phase: int) -> None:
+        super().mark(phase)
+        self._log.append(("mark", phase, 0))
+
+
+@pytest.mark.parametrize(
+    ("sync", "replicas", "region"),
+    [
+        (SyncConfig(period=3), 1, "model_and_momentum"),
+        (SyncConfig(period=3, momentum="reset"), 1, "model"),
+        (SyncConfig(strategy="gradients"), 1, "gradients_and_buffers"),
+        (SyncConfig(period=3), 4, None),
+    ],
+)
+def test_one_collective_per_sync_on_the_arena_itself(
+    sync: SyncConfig, replicas: int, region: str | None, make_data: MakeData, tmp_path: Path
+) -> None:
+    log: list[tuple[str, int, int]] = []
+    trainer = make_trainer(tmp_path, make_data(64), log, sync=sync, replicas=replicas)
+    assert {name for name, *_ in log} == {"gather"}, "ranks agree on the kind of step"
+    log.clear()
+    trainer.begin(resumed=False)
+    position = Position()
+    arena = trainer.learner.arena
+    assert log == [("broadcast", arena.state.data_ptr(), arena.state.numel())], "the start is one broadcast of the state"
+    log.clear()
+    trainer.run(position)
+    calls = [entry for entry in log if entry[0] != "mark"]
+    syncs = sum(epoch.syncs for epoch in RunDirectory(tmp_path / "run").epochs())
+    sums = [entry for entry in calls if entry[0] == "sum"]
+    assert len(sums) == syncs > 1
+    assert Counter(name for name, *_ in calls) == {"sum": syncs, "gather": 2}, "one small gather per epoch, nothing else"
+    if region is not None:
+        memory = getattr(arena, region)
+        assert set(sums) == {("sum", memory.data_ptr(), memory.numel())}, "in place, no copy made first"
+
+
+def test_compute_phases_contain_no_collective(make_data: MakeData, tmp_path: Path) -> None:
+    """The mark that follows a collective is the sync phase's; so its time is in no other phase."""
+    log: list[tuple[str, int, int]] = []
+    trainer = make_trainer(tmp_path, make_data(64), log, sync=SyncConfig(period=3), replicas=2)
+    trainer.begin(resumed=False)
+    trainer.run(Position())
+    sums = [index for index, entry in enumerate(log) if entry[0] == "sum"]
+    assert sums
+    for index in sums:
+        assert log[index + 1] == ("mark", SYNC, 0)
+        assert log[index - 1] == ("mark", SYNC, 0), "the phase before was closed first"
+
+
+@pytest.mark.parametrize("samples", [64, 192])
+def test_the_host_reads_the_device_once_per_epoch(
+    samples: int, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads of a tensor's value do not grow with the steps of an epoch (8 and 24), with one sync per epoch."""
+    reads = Counter()
+    for name in ("item", "tolist", "__float__", "__bool__", "__int__"):
+        original = getattr(torch.Tensor, name)
+
+        def counted(self: torch.Tensor, *, _original: Any = original, _name: str = name) -> Any:
+            reads[_name] += 1
+            return _original(self)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    trainer = make_trainer(tmp_path, make_data(samples), [], epochs=1)
+    reads.clear()
+    trainer.begin(resumed=False)
+    trainer.run(Position())
+    assert sum(reads.values()) <= 8, reads
+
+
+@pytest.mark.slow
+def test_a_slow_rank_shows_as_slow(make_data: MakeData, tmp_path: Path) -> None:
+    """Rank 1 sleeps in its forward pass: its forward time grows, and the other rank's wait is in its sync time."""
+    settings = [
+        f"--set={s}" for s in ("net=tests.networks:troubled", f"data={make_data(64)}", "epochs=2", "batch=8", "validate=none")
+    ]
+    result = run_deepex("train", "fashion", "--ranks=2", f"--out={tmp_path / 'run'}", *settings, TROUBLE="slow", TROUBLED_RANK="1")
+    assert result.returncode == 0, result.stderr[-2000:]
+    last = RunDirectory.open(tmp_path / "run").epochs()[-1]
+    forward, sync = last.phases["forward"], last.phases["sync"]
+    asleep = 4 * 0.02
+    assert forward[1] > asleep > forward[0]
+    assert sync[0] > asleep / 2 > sync[1]
+
+
+def test_a_checkpoint_within_an_epoch_is_in_no_phase(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock starts anew after it: a slow file system does not show as time in sync."""
+    log: list[Any] = []
+    keys = {"sync": SyncConfig(period=2), "checkpoint": CheckpointConfig(syncs=1), "epochs": 1}
+    trainer = make_trainer(tmp_path, make_data(64), log, **keys)
+    monkeypatch.setattr(checkpoints, "save", lambda *_, **__: log.append("save"))
+    monkeypatch.setattr(trainer.learner.clock, "start", lambda: log.append("start"))
+    trainer.begin(resumed=False)
+    trainer.run(Position())
+    after = [log[index + 1 : index + 2] for index, entry in enumerate(log) if entry == "save"]
+    assert after == [["start"]] * 3 + [[]], "at three syncs within the epoch, and at its end"
+
+
+def test_a_record_is_never_alone(make_data: MakeData, tmp_path: Path) -> None:
+    config = deepex.recipe("fashion", {"data": str(make_data(64)), "epochs": 1, "replicas": 2, "seed": 7})
+    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    assert run.machine[0]["host"]
+    assert run.machine[0]["versions"]["torch"] == torch.__version__
+    assert run.config["seed"] == 7
+    assert run.config["replicas"] == 2
+    assert run.state["placement"]["reason"]
+    assert run.state["comm"]["reason"]
+    (epoch,) = run.epochs()
+    assert epoch.measured
+    assert epoch.samples == 64
+    assert sum(epoch.phase_seconds(name) for name in epoch.phases) <= epoch.seconds * 1.001
+
+
+def test_a_run_repeats_from_its_own_configuration(make_data: MakeData, tmp_path: Path) -> None:
+    """In another process, which orders its sets and its memory differently."""
+    keys = {"net": "tests.networks:normed", "data": str(make_data(64)), "deterministic": True, "epochs": 2, "replicas": 2}
+    deepex.train(deepex.recipe("fashion", keys), SoloCommunicator(), out=tmp_path / "a")
+    again = run_deepex("train", str(tmp_path / "a" / "config.toml"), f"--out={tmp_path / 'b'}", "-q")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "a" / "weights.safetensors").read_bytes() == (tmp_path / "b" / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_bf16_on_a_cpu(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, supported: bool) -> None:
+    """Where the CPU has no bf16, oneDNN is not asked for it; after the run it is as before."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    seen = []
+    monkeypatch.setattr(networks.Looking, "look", lambda _self: seen.append(torch.backends.mkldnn.enabled))
+    keys = {"net": "tests.networks:Looking", "data": str(make_data(64)), "epochs": 1, "precision": "bf16", "layout": "contiguous"}
+    deepex.train(deepex.recipe("fashion", keys), SoloCommunicator(), out=tmp_path / "run")
+    assert seen[-1] is supported
+    assert torch.backends.mkldnn.enabled
+
+
+# Replica 1 in epoch 1 gives no numbers, and replica 3 in epoch 2 absurd ones, by the ranks' own counts of passes.
+STUMBLES = {1: "0:5:nan,0:23:1e6", 2: "0:5:nan,1:11:1e6", 4: "1:2:nan,3:5:1e6"}
+
+
+@pytest.mark.slow
+def test_a_replica_that_loses_its_way_is_left_out(make_data: MakeData, tmp_path: Path) -> None:
+    """Four replicas of three steps, on 1, 2 and 4 ranks: the same two are lost, each for an epoch, and the others go on."""
+    weights = []
+    for ranks, stumbles in STUMBLES.items():
+        out = tmp_path / str(ranks)
+        keys = ("net=tests.networks:stumbling", f"data={make_data(96)}", "epochs=3", "batch=8", "sync.momentum=local", "threads=1")
+        words = (f"--ranks={ranks}", "--replicas=4", f"--out={out}", *(f"--set={key}" for key in keys))
+        ended = run_deepex("train", "fashion", *words, "--set=sync.period=epoch", STUMBLES=stumbles)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        epochs = RunDirectory.open(out).epochs()
+        assert [(epoch.lost, epoch.samples) for epoch in epochs] == [(1, 72), (1, 72), (0, 96)]
+        assert all(0 < epoch.train.loss < 3 and epoch.train.samples == epoch.samples for epoch in epochs)
+        assert all(epoch.drift["all"] < 0.5 for epoch in epochs)
+        assert ended.stdout.count("1 × a replica that had gone astray was left out") == 2
+        weights.append(load_file(out / "weights.safetensors"))
+    for other in weights[1:]:
+        assert all(torch.allclose(other[name], value, atol=1e-5) for name, value in weights[0].items())
+    shown = run_deepex("show", str(tmp_path / "4")).stdout
+    assert "a replica had gone astray: 1 in epoch 1, 1 in epoch 2" in " ".join(shown.split())
+
+
+def test_a_resumed_run_knows_of_replicas_that_were_lost_before(
+    make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last epoch goes on from its first sync, before which replica 1 of 2 was lost; its passes are counted from there again."""
+    monkeypatch.setenv("STUMBLES", "0:3:nan")
+    keys = {"data": str(make_data(96)), "net": "tests.networks:stumbling", "replicas": 2, "batch": 8, "sync.period": 2}
+    config = deepex.recipe("fashion", {**keys, "epochs": 1, "checkpoint.syncs": 1, "checkpoint.keep": 99})
+    whole = deepex.train(config, SoloCommunicator(), out=tmp_path / "run").epochs()[0]
+    for path in (tmp_path / "run" / "checkpoints").glob("epoch*"):
+        if "epoch000000-step000002" not in path.name:
+            path.unlink()
+    (tmp_path / "run" / "epochs.jsonl").write_text("")
+    monkeypatch.setenv("STUMBLES", "")
+    resumed = deepex.train(config, SoloCommunicator(), out=tmp_path / "run", resume=True).epochs()[0]
+    assert (whole.lost, whole.samples) == (resumed.lost, resumed.samples) == (1, 80)
+    later = tmp_path / "run" / "checkpoints" / "epoch000000-step000004.json"
+    assert json.loads(later.read_text())["lost"] == 1, "for whoever resumes again"
+    assert resumed.train.loss == pytest.approx(whole.train.loss, rel=1e-5)
+
+
+def test_a_checkpoint_knows_the_worst_loss_by_which_replicas_are_judged(make_data: MakeData, tmp_path: Path) -> None:
+    keys = {"data": str(make_data(96)), "epochs": 3, "replicas": 2, "batch": 8, "sync.period": 3}
+    run = deepex.train(
+        deepex.recipe("fashion", {**keys, "checkpoint.syncs": 1, "checkpoint.keep": 99}), SoloCommunicator(), out=tmp_path / "run"
+    )
+    losses = [epoch.train.loss for epoch in run.epochs()]
+    kept = [Checkpoint(path, json.loads(path.read_text())).position for path in run.checkpoints.glob("*.json")]
+    assert {position.step for position in kept} == {0, 3}
+    assert all(position.worst == max([0.0, *losses[: position.epoch]]) for position in kept)
+
+
+UNEVEN = """
+import dataclasses, json, sys
+from mpi4py import MPI
+import deepex
+import deepex.training.learner as learner
+make = learner.make_runner
+
+def make_runner(parts, step, **options):
+    runner, clock = make(parts, step, **options)
+    if MPI.COMM_WORLD.rank == 0:
+        runner.choice = dataclasses.replace(runner.choice, kind="captured", reason="as on a GPU")
+    return runner, clock
+
+learner.make_runner = make_runner
+keys = {"data": sys.argv[1], "net": "tests.networks:plain", "batch": 8, "epochs": 1}
+run = deepex.train(deepex.recipe("fashion", keys), MPI.COMM_WORLD, out=sys.argv[2])
+if MPI.COMM_WORLD.rank == 0:
+    print(json.dumps(run.state["step"]))
+"""
+
+
+def test_ranks_run_one_kind_of_step_and_tell_what_each_would_have(make_data: MakeData, tmp_path: Path) -> None:
+    """Rank 0 could capture its step, rank 1 could not."""
+    done = run_ranks(2, "-c", UNEVEN, str(make_data(64)), str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    step = json.loads(done.stdout)
+    assert step["kind"] == "eager"
+    assert step["reason"].startswith("rank 1 cannot do else, a CPU: PyTorch's operators one by one")
+    assert step["by_rank"] == [
+        {"kind": "captured", "reason": "as on a GPU"},
+        {"kind": "eager", "reason": "a CPU: PyTorch's operators one by one"},
+    ]
