@@ -151,13 +151,15 @@ def on_two_ranks(description: str, work: Callable[..., None], *, repeats: int) -
 
 def epochs(learner: "Learner") -> Callable[[], float]:
     """The learner's epochs; a call gives the seconds of one, its sync and the reading of its sums included."""
+    from deepex.training.trainer import run_stretch
+
     numbers = itertools.count()
 
     def epoch() -> float:
         began, number = perf_counter(), next(numbers)
         learner.begin_epoch(number, 0)
         for start, stop in learner.plan:
-            learner.segment(number, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+            run_stretch(learner, start, stop)
         learner.clock.seconds()
         learner.runner.sums.tolist()
         return perf_counter() - began

@@ -144,7 +144,9 @@ def bare_loop(config: RunConfig) -> Contestant:
 
 def deepex_loop(config: RunConfig) -> Contestant:
     """Epochs of DeepEx; one that is compiled is so when this returns."""
-    return bench.epochs(Learner(make_job(config, SoloCommunicator()), SoloCommunicator()))
+    learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator())
+    learner.meet()
+    return bench.epochs(learner)
 
 
 def without_onednn(epoch: Contestant) -> Contestant:

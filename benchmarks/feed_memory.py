@@ -76,6 +76,7 @@ def train(data: str, placement: str, comm: Communicator) -> int:
     found = {"peak": in_memory()}
     with watched(found):
         learner = Learner(make_job(config, comm), comm, NoClock())
+        learner.meet()
         learner.start()
         epoch = bench.epochs(learner)
         epoch(), epoch()

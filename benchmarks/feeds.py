@@ -113,6 +113,7 @@ def _as_it_is(batch: Batch) -> Batch:
 
 def make(config: RunConfig) -> Learner:
     learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator(), NoClock())
+    learner.meet()
     learner.start()
     return learner
 

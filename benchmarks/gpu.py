@@ -40,7 +40,7 @@ from deepex.record.clock import NoClock, PhaseClock
 from deepex.step.captured.runner import CapturedRunner
 from deepex.training.config import RunConfig
 from deepex.training.learner import Learner
-from deepex.training.trainer import Trainer
+from deepex.training.trainer import Trainer, run_stretch
 from deepex.training.watch import Watcher
 from peers import PEERS, RATE, Unavailable, Workload, make_peer, measure_jax, peak_bytes
 
@@ -95,7 +95,7 @@ def deepex_epochs(
     def epoch() -> None:
         learner.begin_epoch(state["epoch"], 0)
         for start, stop in learner.plan:
-            learner.segment(state["epoch"], start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+            run_stretch(learner, start, stop)
         state["epoch"] += 1
 
     return epoch, trainer
@@ -129,7 +129,7 @@ def host_shares(learner: Learner) -> dict[str, float]:
         with _timed_launches(runner) as launches:
             began, busy = perf_counter(), thread_time()
             for start, stop in learner.plan:
-                learner.segment(number, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+                run_stretch(learner, start, stop)
             busy = thread_time() - busy
             torch.cuda.synchronize()
             seconds = perf_counter() - began

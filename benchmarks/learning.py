@@ -281,10 +281,10 @@ def epoch_seconds(machine: Machine, trial: Trial, speed: dict[str, Any], number:
 def muon_flops(workload: str) -> float:
     """The operations of an outer step by Muon."""
     from deepex import nets
-    from deepex.sync import outer
+    from deepex.sync.outer import muon
 
     network = nets.build("resnet50" if workload == "atomai" else "cvae", channels=1, size=SIZES[workload], classes=27)
-    return outer.muon_flops(weight.shape for weight in network.parameters())
+    return muon.muon_flops(weight.shape for weight in network.parameters())
 
 
 def step_seconds(measured: dict[str, float], batch: int) -> float:

@@ -41,7 +41,7 @@ from deepex.comm.together import abort_on_failure
 from deepex.recipes.job import decide_layout, make_job
 from deepex.record import RunDirectory
 from deepex.training import checkpoint as checkpoints
-from deepex.training.trainer import Trainer
+from deepex.training.trainer import Trainer, run_stretch
 from deepex.training.watch import Watcher
 from one_rank import fused_sgd, small_data
 
@@ -90,7 +90,7 @@ def train(trainer: Trainer) -> None:
     """Three steps of every replica, and a sync."""
     learner = trainer.learner
     learner.begin_epoch(0, 0)
-    learner.segment(0, 0, STEPS, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+    run_stretch(learner, 0, STEPS)
 
 
 def deepex_case(case: dict[str, Any]) -> dict[str, int]:
@@ -107,7 +107,7 @@ def deepex_case(case: dict[str, Any]) -> dict[str, int]:
         "parameters": arena.num_parameters,
         "arena": arena.memory.nbytes,
         "slice": learner.sync_bytes,
-        "agreement": held(learner.strategy.agreement, arena),
+        "agreement": held(learner.meeting.agreement, arena),
         "momentum": held(learner.momentum, arena),
         "samples": held(learner.feed, arena),
     }
@@ -142,7 +142,7 @@ def events_case(case: dict[str, Any]) -> dict[str, int] | None:
         comm.sum(torch.zeros(1 << 20))  # what MPI allocates once, for messages of any size
         found = {"initial broadcast": growth(lambda: trainer.begin(resumed=False))}
         train(trainer)
-        found["sync"] = growth(lambda: learner.strategy.agreement.reach(comm, request=0.0, rate=0.0))
+        found["sync"] = growth(lambda: learner.meeting.agreement.reach(comm, request=0.0, rate=0.0))
         plain = torch.ones(learner.sync_bytes // arena.memory.itemsize, dtype=arena.memory.dtype)
         found["bare Allreduce of as much"] = growth(lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, plain.numpy()))
         position = checkpoints.Position(1)

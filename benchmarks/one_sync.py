@@ -33,7 +33,9 @@ from deepex.arena.arena import Arena
 from deepex.comm.base import Communicator
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.together import abort_on_failure
-from deepex.sync import Agreement, InPlace, SyncedSlice
+from deepex.sync.agreement import Agreement
+from deepex.sync.mean import InPlace
+from deepex.sync.synced_slice import SyncedSlice
 
 
 def build() -> nn.Module:
@@ -84,8 +86,8 @@ class Separate:
 
 def agreement_on(agreed: torch.Tensor) -> Agreement:
     """What the learner builds for one replica per rank."""
-    whole = slice(0, agreed.numel())
-    return InPlace(SyncedSlice(agreed=agreed, buffers=slice(0, 1), weights=slice(1, agreed.numel()), own=whole, request=0))
+    all_parts = slice(0, agreed.numel())
+    return InPlace(SyncedSlice(agreed=agreed, buffers=slice(0, 1), weights=slice(1, agreed.numel()), own=all_parts, request=0))
 
 
 def sync(agreement: Agreement, comm: Communicator, share: float) -> None:

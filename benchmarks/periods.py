@@ -202,11 +202,12 @@ def muon(workload: str, found: Sequence[Trial]) -> list[list[object]]:
 
 def chooses(workload: str, steps: int, cost: float) -> str:
     """What `sync=auto` takes where it does not take Muon."""
-    from deepex.sync import SyncConfig
+    from deepex.sync.config import SyncConfig
+    from deepex.sync.how.auto import timed
 
     if WORKLOADS[workload].changes.get("optim.momentum") == 0.0:
         return "weights"
-    found = SyncConfig(strategy="auto", period="auto").timed(steps=steps, cost=cost, part=cost * SHARE["background"])
+    found = timed(SyncConfig(strategy="auto", period="auto"), steps=steps, cost=cost, part=cost * SHARE["background"])
     return found[0].strategy if found is not None else "weights"
 
 

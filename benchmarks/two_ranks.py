@@ -45,6 +45,7 @@ from deepex.recipes.job import decide_layout, make_job
 from deepex.record.clock import HostClock
 from deepex.training.config import RunConfig
 from deepex.training.learner import Learner
+from deepex.training.trainer import run_stretch
 from one_rank import fused_sgd, small_data, standardised
 
 WORKLOADS = {
@@ -66,13 +67,14 @@ def learner_epochs(config: RunConfig, comm: Communicator) -> tuple[Epoch, Learne
     """The learner's epochs on the ranks of `comm`, their syncs and the reading of their sums included."""
     learner = Learner(make_job(config, comm), comm, HostClock())
     comm.broadcast(learner.arena.state)
+    learner.meet()
     learner.start()
     state = {"epoch": 0}
 
     def epoch() -> None:
         learner.begin_epoch(state["epoch"], 0)
         for start, stop in learner.plan:
-            learner.segment(state["epoch"], start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+            run_stretch(learner, start, stop)
         state["epoch"] += 1
         learner.runner.sums.tolist()
 

@@ -171,8 +171,8 @@ def test_imports_point_to_the_left() -> None:
     ("module", "line"),
     [
         ("deepex.record.run", "from deepex.machine import describe"),
-        ("deepex.data.feeds.feed", "from deepex.sync.period import parse_period"),
-        ("deepex.sync.period", "import deepex.step.eager"),
+        ("deepex.data.feeds.feed", "from deepex.sync.when import read_period"),
+        ("deepex.sync.when.rule", "import deepex.step.eager"),
         ("deepex.step.eager", "from deepex import nets"),
         ("deepex.step.eager", "def f():\n    from deepex.nets.lenet import lenet"),
         ("deepex.nets.lenet", "from deepex.record import PHASES"),

@@ -106,8 +106,8 @@ def make_lightning(
     class Module(pytorch.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.whole = BatchLoss(workload, samples, network)
-            self.compute = torch.compile(self.whole, dynamic=False, fullgraph=True) if compiled else self.whole
+            self.all_parts = BatchLoss(workload, samples, network)
+            self.compute = torch.compile(self.all_parts, dynamic=False, fullgraph=True) if compiled else self.all_parts
             self.last = torch.zeros(())
 
         def training_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -116,7 +116,7 @@ def make_lightning(
             return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return sgd(self.whole.network, rate)
+            return sgd(self.all_parts.network, rate)
 
     return Fit(pytorch, workload, samples, Module())
 

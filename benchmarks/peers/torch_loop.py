@@ -44,10 +44,10 @@ class Loop(Peer):
         began = perf_counter()
         self.num_samples, self._device = workload.num_samples, images.device
         self._samples = Samples(workload, images, labels)
-        whole = BatchLoss(workload, self._samples, network)
-        self._optimiser = optimise(whole.network, rate)
+        all_parts = BatchLoss(workload, self._samples, network)
+        self._optimiser = optimise(all_parts.network, rate)
         self._compute: Callable[..., torch.Tensor] = (
-            torch.compile(whole, mode=mode, dynamic=False, fullgraph=True) if mode else whole
+            torch.compile(all_parts, mode=mode, dynamic=False, fullgraph=True) if mode else all_parts
         )
         self._plan = self._samples.draw()
         self._number = torch.zeros(1, dtype=torch.int64, device=self._device) if captured or mode else None

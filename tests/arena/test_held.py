@@ -18,7 +18,7 @@ from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.record import RunDirectory
 from deepex.record.table import dump_toml, from_table, set_values, to_table
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
 from tests.mpi import run_deepex
 

@@ -14,7 +14,7 @@ from deepex.arena.mode import begin_training, evaluating
 from deepex.comm.solo import SoloCommunicator
 from deepex.study.frameworks.base import UnsupportedTask
 from deepex.study.frameworks.layers import describe
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
 from tests import networks
 

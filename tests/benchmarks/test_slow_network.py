@@ -3,7 +3,7 @@
 import pytest
 
 import slow_network
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from slow_network import Plan, Run
 
 

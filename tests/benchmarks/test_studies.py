@@ -12,7 +12,7 @@ import deepex
 import learning
 import periods
 import trials
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from tests.mpi import ROOT
 from trials import Epoch, Trial
 

@@ -22,6 +22,7 @@ from deepex.step.runner import EagerRunner
 from deepex.training import checkpoint as checkpoints
 from deepex.training.config import RunConfig
 from deepex.training.learner import Learner
+from deepex.training.trainer import run_stretch
 from tests.training.stops import stop_after_laps
 
 MakeData = Callable[[int], Path]
@@ -48,6 +49,7 @@ def _config(data: Path | str, **changes: Any) -> RunConfig:
 def _learner(config: RunConfig) -> Learner:
     comm = SoloCommunicator()
     learner = Learner(make_job(config, comm), comm)
+    learner.meet()
     learner.start()
     return learner
 
@@ -55,7 +57,7 @@ def _learner(config: RunConfig) -> Learner:
 def _epoch(learner: Learner, number: int) -> list[float]:
     learner.begin_epoch(number, 0)
     while learner.plan:
-        stop = learner.segment(number, *learner.plan.popleft(), asked_to_stop=lambda: False, stepped=lambda _samples: None)
+        stop = run_stretch(learner, *learner.plan.popleft())
         learner.look(number, stop)
     return learner.runner.sums.tolist()
 
@@ -214,7 +216,7 @@ def test_no_device_synchronisation_within_an_epoch(fuse: bool, make_data: MakeDa
         torch.cuda.set_sync_debug_mode("error" if epoch else "default")
         try:
             for start, stop in learner.plan:
-                learner.segment(epoch, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+                run_stretch(learner, start, stop)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     learner.feed.close()
@@ -227,7 +229,7 @@ def test_phases_inside_the_graph_account_for_the_epoch(make_data: MakeData) -> N
     learner.begin_epoch(1, 0)
     start.record()
     for first, stop in learner.plan:
-        learner.segment(1, first, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+        run_stretch(learner, first, stop)
     end.record()
     phases = learner.clock.seconds()
     seconds = start.elapsed_time(end) / 1000

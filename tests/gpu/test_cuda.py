@@ -14,7 +14,7 @@ from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.recipes.job import make_job
 from deepex.record import PHASES, RunDirectory
-from deepex.training.trainer import Trainer
+from deepex.training.trainer import Trainer, run_stretch
 from deepex.training.watch import Watcher
 from tests.mpi import run_deepex, run_ranks
 
@@ -86,7 +86,7 @@ def test_no_device_synchronisation_within_an_epoch(changes: dict, placement: str
         torch.cuda.set_sync_debug_mode("error" if epoch else "default")
         try:
             for start, stop in learner.plan:
-                learner.segment(epoch, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+                run_stretch(learner, start, stop)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     learner.feed.close()

@@ -10,6 +10,7 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.recipes.job import make_job
 from deepex.training.learner import Learner
+from deepex.training.trainer import run_stretch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
 STEPS = 64
@@ -19,6 +20,7 @@ def _learner(data: Path, steps: int, **changes: object) -> Learner:
     keys = {"net": "lenet", "data": str(data), "batch": 1, "replicas": 3, "validate": "none", "sync.period": steps}
     comm = SoloCommunicator()
     learner = Learner(make_job(deepex.recipe("fashion", {**keys, **changes}), comm), comm)
+    learner.meet()
     learner.start()
     return learner
 
@@ -27,7 +29,7 @@ def _epoch(learner: Learner, number: int, debug: str = "default") -> None:
     learner.begin_epoch(number, 0)
     torch.cuda.set_sync_debug_mode(debug)
     while learner.plan:
-        learner.segment(number, *learner.plan.popleft(), asked_to_stop=lambda: False, stepped=lambda _samples: None)
+        run_stretch(learner, *learner.plan.popleft())
     torch.cuda.set_sync_debug_mode("default")
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deepex.sync.outer import Muon
+from deepex.sync.outer.muon import Muon
 from deepex.sync.synced_slice import MatrixSlot
 
 pytestmark = pytest.mark.gpu

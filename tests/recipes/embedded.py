@@ -18,7 +18,7 @@ if __name__ == "__main__":
         import deepex
         from deepex.comm.mpi import MpiCommunicator
         from deepex.errors import ConfigError
-        from deepex.sync import SyncConfig
+        from deepex.sync.config import SyncConfig
         from deepex.training.config import RunConfig
 
         torch.set_num_threads(threads := 3)  # another number than the run takes

@@ -19,7 +19,7 @@ from deepex.recipes import RECIPES, recipe
 from deepex.recipes.job import make_job
 from deepex.record.clock import NoClock
 from deepex.record.table import dump_toml, from_table, to_table
-from deepex.sync import SharedArenaMean
+from deepex.sync.mean import SharedArenaMean
 from deepex.training.config import RunConfig
 from deepex.training.learner import Learner
 
@@ -121,7 +121,7 @@ def test_the_estimate_has_what_the_arena_and_the_agreement_take(
     job = make_job(config, SoloCommunicator())
     learner = Learner(job, SoloCommunicator(), NoClock())
     weights = sum(parameter.nbytes for parameter in job.network.parameters())
-    agreement = learner.strategy.agreement
+    agreement = learner.meeting.agreement
     sums = [agreement._last, agreement._total.buffer] if isinstance(agreement, SharedArenaMean) else []
     taken = [learner.arena.memory, *sums, *learner.momentum.stored()]
     assert job.placement.estimate["arena_bytes"] == pytest.approx(weights + sum(t.nbytes for t in taken), rel=0.01)
@@ -151,6 +151,7 @@ def test_the_first_samples_alone_are_trained_on(placement: str, make_data: MakeD
     data = make_data(128)
     config = recipe("fashion", {"data": str(data), "samples": 56, "batch": 8, "placement": placement, "replicas": 2, "threads": 1})
     learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator(), NoClock())
+    learner.meet()
     learner.start()
     learner.begin_epoch(0, 0)
     seen = [int(label) for _ in range(8) for label in learner.feed.next()[1]]

@@ -33,6 +33,7 @@ from deepex.training import checkpoint as checkpoints
 from deepex.training import learner as learner_module
 from deepex.training.config import RunConfig
 from deepex.training.learner import Learner
+from deepex.training.trainer import run_stretch
 from tests.training.stops import stop_after_laps
 
 MakeData = Callable[[int], Path]
@@ -54,6 +55,7 @@ def _learner(monkeypatch: pytest.MonkeyPatch, config: RunConfig, *, captured: bo
         _capture(monkeypatch)
     learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator(), NoClock())
     monkeypatch.undo()
+    learner.meet()
     learner.start()
     return learner
 
@@ -63,7 +65,7 @@ def _train(learner: Learner, epochs: int = 1) -> list[list[float]]:
     for epoch in range(epochs):
         learner.begin_epoch(epoch, 0)
         for start, stop in learner.plan:
-            learner.segment(epoch, start, stop, asked_to_stop=lambda: False, stepped=lambda _samples: None)
+            run_stretch(learner, start, stop)
         sums.append(learner.runner.sums.tolist())
     learner.feed.close()
     return sums

@@ -22,7 +22,7 @@ from deepex.nets.resnet import Residual, resnet18, resnet50
 from deepex.record import RunDirectory
 from deepex.step import choose
 from deepex.step.compiled import CompiledNetwork, compile_step, compiling, find_regions
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
 
 MakeData = Callable[[int], Path]

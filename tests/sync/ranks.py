@@ -9,7 +9,7 @@ import time
 
 from deepex.comm import connect
 from deepex.comm.mpi import MpiCommunicator
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from tests.sync.toy import Problem, train
 
 _PROBLEM = Problem(replicas=8, count=130)

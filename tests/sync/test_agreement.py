@@ -8,17 +8,21 @@ from hypothesis import strategies as st
 from deepex.comm.background import Background
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import FailureError
-from deepex.sync import Agreement, InPlace, SharedArenaMean, SyncedSlice, make_momentum
-from deepex.sync.delayed import Delayed
-from deepex.sync.outer import Outer, make_outer
+from deepex.sync.agreement import Agreement
+from deepex.sync.how.background import Delayed
+from deepex.sync.mean import InPlace, SharedArenaMean
+from deepex.sync.momentum import make_momentum
+from deepex.sync.outer import make_outer
+from deepex.sync.outer.outer import Outer
+from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import FixedTotal, FloatTotal, Total
 
 KINDS = (FloatTotal, FixedTotal)
 
 
 def region_of(arena: torch.Tensor, lost: int | None = None) -> SyncedSlice:
-    whole = slice(0, len(arena))
-    return SyncedSlice(agreed=arena, buffers=slice(0, 10), weights=slice(10, len(arena)), own=whole, request=0, lost=lost)
+    all_parts = slice(0, len(arena))
+    return SyncedSlice(agreed=arena, buffers=slice(0, 10), weights=slice(10, len(arena)), own=all_parts, request=0, lost=lost)
 
 
 def make(kind: type[Total], arena: torch.Tensor, lost: int | None = None) -> Agreement:
@@ -156,7 +160,7 @@ def test_in_the_background_a_request_is_told_with_the_part_in_which_it_travelled
         return Delayed(synced, total, replicas_per_rank=1, worker=Background(SoloCommunicator()), pull=1.0, delay=0, parts=3)
 
     def told(agreement: Delayed, number: int, request: float) -> float:
-        agreement.prepare(number, whole=False)
+        agreement.prepare(number, all_parts=False)
         agreement.begin(0)
         agreement.pause(0)
         agreement.add(0, 1.0)

@@ -14,8 +14,8 @@ from deepex.arena.arena import Arena
 from deepex.comm.background import Background
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import FailureError
-from deepex.sync import SyncedSlice
-from deepex.sync.overlapped import Overlapped, _cuts
+from deepex.sync.how.gradients import Overlapped, _cuts
+from deepex.sync.synced_slice import SyncedSlice
 from tests.mpi import run_deepex
 
 MakeData = Callable[[int], Path]
@@ -46,7 +46,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Sequential, Arena, Overla
 
     monkeypatch.setattr(SoloCommunicator, "sum", noted)
     agreement = Overlapped(synced, slots, chunks=3, worker=Background(SoloCommunicator()))
-    arena.listeners.append(agreement.heard)
+    arena.listeners.append(agreement.hears)
     return network, arena, agreement, log
 
 
@@ -98,9 +98,9 @@ def test_a_gradient_in_pieces_is_refused(parts: tuple) -> None:
     _, _, agreement, _ = parts
     agreement.begin(0)
     for index in (5, 4):
-        agreement.heard(index)
+        agreement.hears(index)
     with pytest.raises(FailureError, match=r"set sync\.chunks=1"):
-        agreement.heard(5)
+        agreement.hears(5)
 
 
 @pytest.mark.slow

@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepex.errors import ConfigError
-from deepex.sync import PeriodRule, Seen, parse_period, stretches
-from deepex.sync.auto import Auto
 from deepex.sync.config import SyncConfig
+from deepex.sync.when import read_period
+from deepex.sync.when.auto import AutoPeriod
+from deepex.sync.when.rule import PeriodRule, Seen, Situation, stretches
+
+
+def parse_period(period: int | str, *, situation: Situation | None = None, **options: float) -> PeriodRule:
+    return read_period(period, SyncConfig(**options), situation or Situation())
+
 
 periods = st.one_of(
     st.integers(1, 40),
@@ -114,9 +120,9 @@ def test_qsr_follows_the_rate() -> None:
     assert stretches(rule, 8, 24) == [(8, 24)], "resumed at a sync, the rest is the same"
 
 
-def auto(**keys: Any) -> Auto:
+def auto(**keys: Any) -> AutoPeriod:
     rule = parse_period("auto", **keys)
-    assert isinstance(rule, Auto)
+    assert isinstance(rule, AutoPeriod)
     return rule
 
 
@@ -127,7 +133,7 @@ def least_time(cost: float, drift: float, tolerance: float = 0.14, *, hides: boo
     return times.index(min(times)) + 1
 
 
-def period(rule: Auto) -> int:
+def period(rule: AutoPeriod) -> int:
     return int(rule.state["period"])
 
 
@@ -140,7 +146,7 @@ def test_auto_cuts_an_epoch_evenly() -> None:
     assert plan(rule, 0, 50) == [25, 25], "none is longer than the longest"
 
 
-def learnt(rule: Auto, drift: float, cost: float, lost: int = 0) -> int:
+def learnt(rule: AutoPeriod, drift: float, cost: float, lost: int = 0) -> int:
     """The period after an epoch with the one that the rule had, and replicas that drift so much in one step."""
     had = period(rule)
     rule.learn(seen(drift=drift * had**0.75, sync_seconds=cost, steps=1000, syncs=1000 / had, lost=lost))
@@ -272,8 +278,8 @@ def test_auto_hears_of_a_sync_in_the_background_that_is_longer_than_it_was_when_
 
 def test_auto_plans_when_all_groups_meet_and_cuts_that_for_those_of_a_group() -> None:
     rule = SyncConfig(strategy="hierarchical", period="auto", between=2, cost=10.0).rule()
-    cut, whole = (len(plan(rule, 0, 130)) for rule in (rule, auto(cost=10.0)))
-    assert cut == 2 * whole
+    cut, all_parts = (len(plan(rule, 0, 130)) for rule in (rule, auto(cost=10.0)))
+    assert cut == 2 * all_parts
 
 
 def test_auto_lets_a_tolerance_decide_how_much_drift_is_much() -> None:

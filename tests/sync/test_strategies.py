@@ -13,10 +13,15 @@ from deepex.comm.base import own_zeros
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import AgreedError
 from deepex.errors import ConfigError
-from deepex.sync import SyncConfig, SyncedSlice
-from deepex.sync.outer import make_outer, muon_flops, orthogonal
+from deepex.sync.config import SyncConfig
+from deepex.sync.how.auto import is_undecided, timed
+from deepex.sync.how.auto import settled as settled_sync
+from deepex.sync.outer import make_outer
+from deepex.sync.outer.muon import muon_flops, orthogonal
+from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import make_total
-from deepex.sync.wire import Coded
+from deepex.sync.wire import wires
+from deepex.sync.wire.coded import Coded
 from tests.mpi import run_ranks
 from tests.sync.ranks import WAYS
 from tests.sync.toy import BUFFERS, MATRICES, Problem, reference, train
@@ -118,7 +123,7 @@ def test_nothing_is_lost_on_the_wire_for_good(wire: str, replicas: int, syncs: i
     arena = torch.randn(16 + 700, generator=generator)
     synced = SyncedSlice(agreed=arena, buffers=slice(0, 16), weights=slice(16, 716), own=slice(0, 716), request=0)
     make = partial(make_total, deterministic=False, zeros=own_zeros)
-    agreement = Coded(synced, wire, make, replicas_per_rank=replicas, ranks=1)
+    agreement = Coded(synced, wires()[wire], make, replicas_per_rank=replicas, ranks=1)
     agreement.start()
     exact, coarse = arena[16:].double().clone(), 0.0
     for _ in range(syncs):
@@ -223,7 +228,7 @@ def test_groups_must_fit() -> None:
 
 
 def settled(load: float = 0.5, *, replicas: int = 64, steps: int = 16, **keys: Any) -> tuple[SyncConfig, str]:
-    return SyncConfig(**{"strategy": "auto", **keys}).settled(replicas=replicas, steps=steps, outer_steps=lambda: load)
+    return settled_sync(SyncConfig(**{"strategy": "auto", **keys}), replicas=replicas, steps=steps, outer_steps=lambda: load)
 
 
 def test_auto_with_few_steps_is_muon_at_each() -> None:
@@ -275,7 +280,7 @@ def test_auto_hides_syncs_where_that_is_clearly_faster(steps: int, cost: float, 
 
     Nor where epochs are short: what was tried there came out in both ways.
     """
-    found = SyncConfig(strategy="auto", period="auto").timed(steps=steps, cost=cost, part=cost / 8)
+    found = timed(SyncConfig(strategy="auto", period="auto"), steps=steps, cost=cost, part=cost / 8)
     if not hides:
         assert found is None
         return
@@ -285,8 +290,8 @@ def test_auto_hides_syncs_where_that_is_clearly_faster(steps: int, cost: float, 
 
 
 def test_auto_does_not_hide_syncs_of_parts_that_are_too_long_for_it() -> None:
-    assert SyncConfig(strategy="auto", period="auto").timed(steps=1000, cost=30.0, part=30.0) is None
-    told = SyncConfig(strategy="auto", cost=10.0).timed(steps=1000, cost=10.0, part=1.25)
+    assert timed(SyncConfig(strategy="auto", period="auto"), steps=1000, cost=30.0, part=30.0) is None
+    told = timed(SyncConfig(strategy="auto", cost=10.0), steps=1000, cost=10.0, part=1.25)
     assert told is not None
     assert told[0].cost == 1.25, "of a part from then on"
 
@@ -295,7 +300,7 @@ def test_auto_does_not_hide_syncs_of_parts_that_are_too_long_for_it() -> None:
     ("keys", "left"), [({}, True), ({"period": 4}, False), ({"outer": "muon"}, False), ({"strategy": "weights"}, False)]
 )
 def test_what_auto_leaves_to_times(keys: dict[str, Any], left: bool) -> None:
-    assert SyncConfig(**{"strategy": "auto", **keys}).undecided == left
+    assert is_undecided(SyncConfig(**{"strategy": "auto", **keys})) == left
 
 
 def test_operations_of_muon() -> None:

@@ -13,8 +13,13 @@ from deepex.arena.optimiser import MomentumAhead
 from deepex.comm.base import Communicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.feeds.shard import Shards
-from deepex.sync import Drift, ReplicaSet, SyncConfig, SyncedSlice, make_momentum, make_strategy, stretches
-from deepex.sync.synced_slice import MatrixSlot
+from deepex.sync.config import SyncConfig
+from deepex.sync.drift import Drift
+from deepex.sync.meeting import ReplicaSet, make_meeting
+from deepex.sync.momentum import make_momentum
+from deepex.sync.outer import outer_steps
+from deepex.sync.synced_slice import MatrixSlot, SyncedSlice
+from deepex.sync.when.rule import stretches
 
 BUFFERS, WEIGHTS = 16, 600  # of the buffers, the first two are for requests to stop and for lost replicas
 MATRICES = MatrixSlot(0, 20, 10), MatrixSlot(200, 12, 25)  # one is tall; 100 weights are of neither
@@ -96,32 +101,34 @@ def train(
         agreed=agreed, buffers=held, weights=_W, own=own, request=0, lost=1, matrices=MATRICES, momentum_ahead=momentum_ahead
     )
     momentum = make_momentum(config.momentum, memory[_M], replicas_per_rank=per_rank)
-    crowd = ReplicaSet(replicas=problem.replicas, samples=shards.samples, total=shards.total_samples)
+    replicas = ReplicaSet(replicas=problem.replicas, samples=shards.samples, total=shards.total_samples)
     drift = Drift(synced, [("all", 0, WEIGHTS)], replicas_per_rank=per_rank)
-    strategy = make_strategy(
-        config, synced, comm=comm, crowd=crowd, deterministic=deterministic, peak_rate=problem.rate, drift=drift
+    meeting = make_meeting(
+        config, synced, comm=comm, replicas=replicas, deterministic=deterministic, peak_rate=problem.rate, drift=drift
     )
-    strategy.agreement.start()
+    meeting.agreement.start()
     drifts = []
     for epoch in range(problem.epochs):
         rate = problem.step_rate(epoch)
-        plan = strategy.plan(stretches(config.rule(), 0, shards.steps))
+        plan = meeting.plan(stretches(config.rule(), 0, shards.steps))
         for number, (start, stop) in enumerate(plan):
-            turns = strategy.turns(
-                start, stop, number=number, whole=stop == shards.steps, asked=lambda: 0.0, rate=lambda rate=rate: rate
-            )
-            for turn in turns:
-                if not turn.resumes:
-                    momentum.begin(turn.index)
-                for step in range(turn.start, turn.stop):
-                    problem.step(memory, comm.rank * per_rank + turn.index, epoch, step)
-                if strategy.leaves_out and not memory[_W].isfinite().all():
-                    memory[_M] = 0
-                    strategy.lose()
-                momentum.end(turn.index)
+            meeting.open(start, stop, number=number, all_parts=stop == shards.steps)
+            for some in meeting.rounds(start, stop):
+                for turn in some.turns:
+                    meeting.begin(turn)
+                    if not turn.resumes:
+                        momentum.begin(turn.index)
+                    for step in range(turn.start, turn.stop):
+                        problem.step(memory, comm.rank * per_rank + turn.index, epoch, step)
+                    if meeting.leaves_out and not memory[_W].isfinite().all():
+                        memory[_M] = 0
+                        meeting.lose()
+                    momentum.end(turn.index)
+                    meeting.end(turn, rate)
+                meeting.reach(some, request=0.0, rate=rate)
         drifts.append(float(torch.tensor(comm.gather(drift.read())).mean(0)[0]) ** 0.5)
         drift.reset()
-    strategy.agreement.close()
+    meeting.agreement.close()
     return memory[: BUFFERS + WEIGHTS].clone(), drifts
 
 
@@ -134,7 +141,7 @@ def reference(problem: Problem, config: SyncConfig) -> tuple[torch.Tensor, list[
         size = config.between if config.strategy == "hierarchical" else 1
         chunks = [plan[k : k + size] for k in range(0, len(plan), size)]
         for number, pieces in enumerate(chunks):
-            crowd.stretch(epoch, number, pieces, whole=number == len(chunks) - 1)
+            crowd.stretch(epoch, number, pieces, all_parts=number == len(chunks) - 1)
         crowd.drifts.append((sum(crowd.distances) / max(len(crowd.distances), 1)) ** 0.5)
     return crowd.result()[: BUFFERS + WEIGHTS], crowd.drifts
 
@@ -158,7 +165,7 @@ class Copies:
     def result(self) -> torch.Tensor:
         return self.centre if self.config.strategy == "elastic" and self.replicas > 1 else self.states[0]
 
-    def stretch(self, epoch: int, number: int, pieces: list[tuple[int, int]], *, whole: bool) -> None:
+    def stretch(self, epoch: int, number: int, pieces: list[tuple[int, int]], *, all_parts: bool) -> None:
         start, stop = pieces[0][0], pieces[-1][1]
         for a, b in pieces:
             for replica, state in enumerate(self.states):
@@ -172,7 +179,7 @@ class Copies:
                     state[_M] = 0
             if b < stop:
                 self.agree_in_groups(a, b)
-        self.agree(epoch, number, start, pieces[-1], whole=whole)
+        self.agree(epoch, number, start, pieces[-1], all_parts=all_parts)
 
     def arrival(self, start: int, stop: int) -> int:
         """After so many steps, all of them if not said otherwise, the mean of the period before is taken over."""
@@ -212,7 +219,7 @@ class Copies:
         apart = [float((state[_W] - mean[_W]).square().sum()) for state in states if state[_W].isfinite().all()]
         self.distances.append(sum(apart) / self.replicas if mean[_W].isfinite().all() else torch.nan)
 
-    def agree(self, epoch: int, number: int, start: int, last: tuple[int, int], *, whole: bool) -> None:
+    def agree(self, epoch: int, number: int, start: int, last: tuple[int, int], *, all_parts: bool) -> None:
         if self.replicas == 1:
             self.meet(self.states[0], self.states)
             return
@@ -220,8 +227,8 @@ class Copies:
             "weights": lambda: self.plain(epoch, self.mean(self.shares(start, last[1]))),
             "hierarchical": lambda: self.plain(epoch, self.hierarchical_mean(start, last)),
             "elastic": lambda: self.elastic(last[1]),
-            "streaming": lambda: self.streaming(number, last[1], whole=whole),
-            "background": lambda: self.background(epoch, number, last, whole=whole),
+            "streaming": lambda: self.streaming(number, last[1], all_parts=all_parts),
+            "background": lambda: self.background(epoch, number, last, all_parts=all_parts),
         }
         if self.config.wire == "fp32":
             way[self.config.strategy]()
@@ -232,13 +239,14 @@ class Copies:
         total = sum(self.samples(r, start, last[1]) for r in range(self.replicas))
         shares = list[float]()
         for group in self.groups():
-            whole = sum(self.samples(r, start, last[1]) for r in group) / total
-            shares += [whole * share for share in self.shares(*last, group)]
+            all_parts = sum(self.samples(r, start, last[1]) for r in group) / total
+            shares += [all_parts * share for share in self.shares(*last, group)]
         return self.mean(shares)
 
     def plain(self, epoch: int, mean: torch.Tensor) -> None:
         self.meet(mean, self.states)
-        rate, momentum = self.config.outer_step
+        usual = outer_steps()[self.config.outer].usual if self.config.outer != "none" else (1.0, 0.0)
+        rate, momentum = self.config.outer_rate or usual[0], self.config.outer_momentum or usual[1]
         change, gamma = self.centre[_W] - mean[_W], self.problem.step_rate(epoch)
         length = rate * gamma / self.problem.rate
         if self.config.outer == "nesterov":
@@ -294,18 +302,18 @@ class Copies:
         k, parts = number % self.config.parts, self.config.parts
         return slice(k * count // parts, (k + 1) * count // parts)
 
-    def streaming(self, number: int, stop: int, *, whole: bool) -> None:
+    def streaming(self, number: int, stop: int, *, all_parts: bool) -> None:
         mean = self.mean(self.shares(0, stop))
         count = len(self.states[0][self.part])
-        chosen = slice(0, count) if whole else self.turn(number, count)
-        if whole:
+        chosen = slice(0, count) if all_parts else self.turn(number, count)
+        if all_parts:
             self.meet(mean, self.states)
         for state in self.states:
             state[chosen] = mean[chosen]
 
-    def background(self, epoch: int, number: int, last: tuple[int, int], *, whole: bool) -> None:
+    def background(self, epoch: int, number: int, last: tuple[int, int], *, all_parts: bool) -> None:
         shares = self.shares(0, last[1])
-        if whole:
+        if all_parts:
             mean = self.mean(shares)
             self.meet(mean, self.states)
             self.late = self.copies = None

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import deepex
 from deepex.arena.optimiser import OptimConfig
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
 
 WAYS = {

@@ -11,7 +11,7 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.feeds.order import epoch_order
 from deepex.data.feeds.shard import Shards
 from deepex.recipes.network import build_network
-from deepex.sync import parse_period, stretches
+from deepex.sync.when.rule import stretches
 from deepex.training.config import RunConfig
 
 
@@ -25,7 +25,7 @@ def train_reference(config: RunConfig, replicas: int) -> dict[str, torch.Tensor]
     networks = [copy.deepcopy(first) for _ in range(replicas)]
     momenta = [{name: torch.zeros_like(p) for name, p in first.named_parameters()} for _ in range(replicas)]
     shards = Shards(part.count, replicas, config.batch)
-    rule = parse_period(config.sync.period or ("epoch" if config.sync.strategy == "weights" else 1))
+    rule = config.sync.rule()
     for epoch in range(config.epochs):
         for start, stop in stretches(rule, 0, shards.steps):
             seen, gradients = [0] * replicas, []

@@ -16,7 +16,7 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.feeds.order import epoch_order
 from deepex.data.feeds.shard import Shards
 from deepex.recipes.network import build_network
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
 from tests.mpi import run_ranks
 from tests.training.many import WAYS

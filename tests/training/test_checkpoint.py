@@ -29,7 +29,7 @@ from deepex.errors import DamagedError, RunError, StorageError
 from deepex.record import RunDirectory
 from deepex.record.run import hold
 from deepex.step.image_order import ImageOrder
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from deepex.training import checkpoint as checkpoints
 from deepex.training import tensors
 from deepex.training.config import CheckpointConfig, RunConfig

@@ -16,7 +16,7 @@ from deepex.comm.solo import SoloCommunicator
 from deepex.recipes.job import make_job
 from deepex.record import RunDirectory
 from deepex.record.clock import SYNC, HostClock
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from deepex.training import checkpoint as checkpoints
 from deepex.training.checkpoint import Checkpoint, CheckpointConfig, Position
 from deepex.training.config import RunConfig

@@ -19,7 +19,7 @@ from deepex.errors import DivergedError, RunError
 from deepex.record import RunDirectory
 from deepex.record.table import from_table
 from deepex.step.cost import forward_flops
-from deepex.sync import SyncConfig
+from deepex.sync.config import SyncConfig
 from deepex.training.checkpoint import CheckpointConfig
 from deepex.training.config import RunConfig
 from tests.mpi import run_deepex, run_ranks

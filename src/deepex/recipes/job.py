@@ -24,8 +24,9 @@ from deepex.record.target import Target
 from deepex.step.choose import check_settings
 from deepex.step.cost import activation_bytes, forward_flops, takes_one
 from deepex.step.image_order import choose_order
-from deepex.sync.outer import muon_flops
-from deepex.sync.strategy import check_groups
+from deepex.sync.how.auto import settled as settled_sync
+from deepex.sync.how.strategy import slices_of_each
+from deepex.sync.outer.muon import muon_flops
 from deepex.task.objective import make_objective
 from deepex.training.config import RunConfig
 from deepex.training.job import Job, OpenDataset, split
@@ -40,8 +41,7 @@ def make_job(config: RunConfig, comm: Communicator, *, ranks_on_device: int = 1)
     `ranks_on_device`: how many ranks use this one's GPU.
     """
     replicas = config.replicas_on(comm.size)
-    if config.sync.strategy == "hierarchical" and config.sync.group:
-        check_groups([config.sync.group], replicas, replicas // comm.size)
+    config.sync.kind.check_replicas(config.sync, replicas=replicas, per_rank=replicas // comm.size)
     dataset = open_dataset(config)
     if config.objective == "classify" and not dataset.manifest.classes:
         raise DataError(f"{dataset.directory} has no labels, so nothing can be classified: set objective=reconstruct")
@@ -93,7 +93,7 @@ def _settle_sync(
         outer = muon_flops(parameter.shape for parameter in network.parameters())
         return outer / (step * per_rank) if step else math.inf
 
-    sync, reason = config.sync.settled(replicas=shards.replicas, steps=shards.steps, outer_steps=outer_steps)
+    sync, reason = settled_sync(config.sync, replicas=shards.replicas, steps=shards.steps, outer_steps=outer_steps)
     return dataclasses.replace(config, sync=sync), reason
 
 
@@ -159,13 +159,10 @@ def _arena_slices(config: RunConfig, per_rank: int, *, on_gpu: bool) -> int:
     """
     sync, agreed = config.sync, 2 if config.sync.momentum == "average" else 1
     slices = (4 if on_gpu else 3) + 2 * (sync.outer != "none")
-    if sync.strategy in ("elastic", "streaming", "background") or sync.undecided or sync.wire != "fp32":
-        return slices + (4 + per_rank) * agreed
-    if per_rank == 1:
-        return slices
-    waiting = per_rank if sync.momentum == "local" and not on_gpu else 0
-    levels = 2 if sync.strategy == "hierarchical" else 1
-    return slices + (3 if config.deterministic else 2) * agreed * levels + waiting
+    if sync.wire != "fp32":
+        return slices + slices_of_each(per_rank) * agreed
+    waiting = per_rank if per_rank > 1 and sync.momentum == "local" and not on_gpu else 0
+    return slices + sync.kind.slices(sync, per_rank=per_rank, deterministic=config.deterministic) * agreed + waiting
 
 
 def agree_on_placement(job: Job, comm: Communicator, *, checkpoint: str | None = None) -> Job:

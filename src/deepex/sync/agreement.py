@@ -1,36 +1,24 @@
 """How replicas agree: one contiguous slice of the arena is brought to its weighted mean over all replicas, in one collective.
 
-    agreement.prepare(number, whole=False)      # a stretch begins
+    agreement.prepare(number, all_parts=False)  # a stretch begins
     agreement.begin(0)                # each replica of the rank starts from where it is
     …steps…
     agreement.add(0, share=0.125)     # share: this replica's part of all samples seen
     agreement.reach(comm, request=0.0, rate=0.1)    # one collective
 
-Here are the two ways of the plain mean (local SGD: Stich 2019; with gradients for weights, synchronous SGD), after which all
-replicas are equal:
-- `InPlace`: one replica per rank. The collective works on the arena itself.
-- `SharedArenaMean`: several replicas take turns on the arena. Two more slices, however many replicas: what was last agreed, and
-  the sum so far.
-A replica that has gone astray (`lose`) is left out of these: it adds nothing but its share, the sum of the others is divided by
-what is left of one, and it goes on from there like the others.
-Other agreements wrap one of these (outer.py) or keep a state for each replica (elastic.py, streaming.py, delayed.py).
+The plain mean is in mean.py. Other agreements wrap it (outer/) or keep a state for each replica (how/).
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, final
 
 import torch
-from typing_extensions import override
 
 from deepex.comm.base import Communicator
 from deepex.sync.synced_slice import SyncedSlice
-from deepex.sync.total import Total
 
-Met = Callable[[torch.Tensor], None]
-_LONG: Final = 64  # steps, beside which it does not count that a GPU is waited for
+OnMean = Callable[[torch.Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +33,18 @@ class Agreement(ABC):
     """Brings a region of the arena to what its replicas agree on.
 
     `since_epoch`: shares count the samples since the beginning of the epoch, because replicas differ between syncs.
-    `met` hears of each mean, as a tensor like the region, before anything else is made of it.
+    `hears`: is told of each gradient as soon as it is in the arena, if there is one who wants to.
+    `on_mean` hears of each mean, as a tensor like the region, before anything else is made of it.
     """
 
     since_epoch = False
+    hears: Callable[[int], None] | None = None
 
     def __init__(self, synced: SyncedSlice) -> None:
         self.synced = synced
-        self.met: Met = lambda _mean: None
+        self.on_mean: OnMean = lambda _mean: None
         self._agreed = synced.agreed
-        self._told = synced.agreed[synced.request]  # or what else an agreement keeps the last answer in
+        self._stop_flag = synced.agreed[synced.request]  # or what else an agreement keeps the last answer in
 
     @property
     def leaves_out(self) -> bool:
@@ -78,8 +68,8 @@ class Agreement(ABC):
         """Go on from a checkpoint that kept something: the region and the state have been read."""
         self.start()
 
-    def prepare(self, number: int, *, whole: bool) -> None:
-        """Begin the stretch before sync `number` of the epoch; after a `whole` sync all replicas are equal."""
+    def prepare(self, number: int, *, all_parts: bool) -> None:
+        """Begin the stretch before sync `number` of the epoch; after one of `all_parts` all replicas are equal."""
         return
 
     @abstractmethod
@@ -130,7 +120,7 @@ class Agreement(ABC):
     @property
     def requests(self) -> torch.Tensor:
         """Above zero if some rank asked to stop at the last sync; on the device."""
-        return self._told
+        return self._stop_flag
 
     def state(self) -> KeptState:
         """What there is beside the arena, by name: a checkpoint is read into it."""
@@ -139,87 +129,3 @@ class Agreement(ABC):
     def kept(self) -> KeptState:
         """What of it a checkpoint must keep now."""
         return self.state()
-
-
-class _Mean(Agreement):
-    """The mean over all replicas but the lost ones; on a GPU, which is waited for so, only where turns are long."""
-
-    _watched = True
-
-    @property
-    @override
-    def leaves_out(self) -> bool:
-        return self.synced.lost is not None and self._watched
-
-    @override
-    def watch(self, steps: int) -> None:
-        self._watched = steps >= _LONG or self._agreed.device.type == "cpu"
-
-    def _without_lost(self) -> None:
-        """Make the sum over those that were not lost their mean; of none, no number."""
-        if not self.leaves_out or not (lost := float(self._agreed[self.synced.lost])):
-            return
-        left = 1 - lost if bool(self._agreed[self.synced.weights].any()) else math.nan
-        self._agreed.div_(left)
-        self._agreed[self.synced.lost] = 0.0
-
-
-@final
-class InPlace(_Mean):
-    """One replica per rank: its arena is weighted and summed where it lies, in one go."""
-
-    _share = 1.0
-
-    @override
-    def begin(self, index: int) -> None:
-        return
-
-    @override
-    def add(self, index: int, share: float, rate: float = 0.0) -> None:
-        self._share = share
-
-    @override
-    def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
-        self._sum_asking(comm, self._agreed, self._share, request)
-        self._without_lost()
-        self.met(self._agreed)
-
-
-@final
-class SharedArenaMean(_Mean):
-    """Several replicas per rank, or sums that do not depend on their order: each turn starts from what was agreed."""
-
-    def __init__(self, synced: SyncedSlice, total: Total) -> None:
-        super().__init__(synced)
-        self._total, self._own = total, self._agreed[synced.own]
-        self._last, self._fresh = torch.empty_like(self._own), True
-
-    @override
-    def start(self) -> None:
-        self._last.copy_(self._own)
-        self._total.clear()
-        self._fresh = True
-
-    @override
-    def begin(self, index: int) -> None:
-        if not self._fresh:
-            self._own.copy_(self._last)
-        self._fresh = False
-
-    @override
-    def add(self, index: int, share: float, rate: float = 0.0) -> None:
-        self._total.add(self._agreed, share)
-
-    @override
-    def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
-        self._total.ask(self.synced.request, request)
-        self._total.reach(comm)
-        self._total.into(self._agreed)
-        self._without_lost()
-        self.met(self._agreed)
-        self.start()
-
-    @property
-    @override
-    def nbytes(self) -> int:
-        return self._total.buffer.nbytes

@@ -2,7 +2,7 @@
 
     drift = Drift(region, spans, replicas_per_rank=8)
     drift.note(index)            # a replica's turn is over
-    drift.met(mean)              # and all have met
+    drift.on_mean(mean)              # and all have met
     drift.read()                 # mean squares over the syncs of the epoch
     drift.reset()                # and the next one begins
 
@@ -61,7 +61,7 @@ class Drift:
         """Count a replica that is left out as if it were where the others meet."""
         self._missed.append(index)
 
-    def met(self, mean: torch.Tensor) -> None:
+    def on_mean(self, mean: torch.Tensor) -> None:
         """Compare what was noted with the mean."""
         centre = mean.index_select(0, self._places)
         while self._missed:

@@ -49,7 +49,7 @@ class SyncedSlice:
         parts = slice(0, self.buffers.start), slice(self.buffers.stop, self.agreed.numel())
         return [part for part in parts if part.stop > part.start]
 
-    def asks(self, part: slice) -> bool:
+    def holds_stop_flag(self, part: slice) -> bool:
         """Whether the request travels in this part."""
         return bool(part.start <= self.request < part.stop)
 

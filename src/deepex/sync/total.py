@@ -10,6 +10,7 @@ bits are the same on any number of ranks: `deterministic`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final, final
 
 import torch
@@ -17,6 +18,8 @@ from typing_extensions import override
 
 from deepex.comm.base import Communicator, Zeros
 from deepex.errors import FailureError
+
+MakeTotal = Callable[[torch.Tensor], "Total"]
 
 _FRACTION_BITS: Final = 40
 _LIMIT: Final = 2.0 ** (62 - _FRACTION_BITS)

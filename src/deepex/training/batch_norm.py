@@ -23,7 +23,7 @@ from deepex.data.feeds.feed import Feed
 from deepex.data.feeds.samples import Turn
 from deepex.data.feeds.shard import Shards
 from deepex.step.eager import EagerStep
-from deepex.sync.config import FEW_STEPS
+from deepex.sync.how.auto import FEW_STEPS
 from deepex.sync.total import make_total
 
 _SAMPLES: Final = 1024

@@ -2,8 +2,14 @@
 
     learner.begin_epoch(epoch, step=0)
     while learner.plan:
-        stop = learner.segment(epoch, *learner.plan.popleft())
-        learner.look(epoch, stop)
+        start, stop = learner.plan.popleft()
+        learner.open(start, stop)
+        for some in learner.meeting.rounds(start, stop):
+            for turn in some.turns:
+                learner.take(turn)
+            learner.meeting.reach(some, request=0.0, rate=learner.rate)
+        learner.agreed(stop)
+        learner.look(stop)
 
 Compute phases contain no collective, so a slow rank shows as slow; nothing is read from the device but the loss of long turns.
 """
@@ -12,7 +18,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from time import perf_counter
 from typing import Final
 
@@ -35,21 +40,13 @@ from deepex.record.clock import PHASES, SYNC, UPDATE, PhaseClock
 from deepex.step.choose import make_eager, make_runner
 from deepex.step.eager import EagerStep
 from deepex.step.runner import Runner, StepInputs
-from deepex.sync import (
-    Drift,
-    KeptState,
-    ReplicaSet,
-    Seen,
-    Strategy,
-    SyncedSlice,
-    make_momentum,
-    make_strategy,
-    stretches,
-)
-from deepex.sync.auto import Auto
-from deepex.sync.overlapped import Overlapped
-from deepex.sync.strategy import ReplicaTurn
-from deepex.sync.synced_slice import MatrixSlot
+from deepex.sync.agreement import KeptState
+from deepex.sync.drift import Drift
+from deepex.sync.how.auto import is_undecided, timed
+from deepex.sync.meeting import ReplicaSet, ReplicaTurn, make_meeting
+from deepex.sync.momentum import make_momentum
+from deepex.sync.synced_slice import MatrixSlot, SyncedSlice
+from deepex.sync.when.rule import Seen, stretches
 from deepex.task.objective import make_objective
 from deepex.training.batch_norm import Statistics, chooses_estimates
 from deepex.training.job import Job
@@ -67,7 +64,7 @@ class Learner:
         self._shards, self.network = job.shards, begin_training(job.network)
         per_rank = job.replicas // comm.size
         self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
-        self._updates_locally = config.sync.strategy != "gradients"
+        self._updates_locally = not config.sync.kind.sums_gradients
         gathers = not self._updates_locally or job.device.type != "cpu"
         self.arena = Arena(
             job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros, moving=job.moving
@@ -154,12 +151,14 @@ class Learner:
 
     def start(self) -> None:
         """Begin from the initial weights, which the arena holds now, or those of a checkpoint that kept nothing beside them."""
-        self.strategy.agreement.start()
+        self.meeting.agreement.start()
 
     def try_times(self) -> None:
-        """Measure a step and a sync for `auto`, and decide what it leaves to them; before the first step. Collective."""
+        """Measure a step and a sync for `auto`, decide what it leaves to them, and make the meeting. Collective."""
         config, sync = self.job.config, self.job.config.sync
-        if not isinstance(self.rule, Auto) or self.job.replicas == 1 or (config.deterministic and not sync.cost):
+        wanted = self.rule.wants_times or is_undecided(sync)
+        if not wanted or self.job.replicas == 1 or (config.deterministic and not sync.cost):
+            self.meet()
             return
         agreed = self._synced_slice().agreed.nbytes
         step = 0.0 if sync.cost else self._step_seconds()
@@ -170,12 +169,13 @@ class Learner:
             due = cost * nbytes / agreed
             return due if sync.cost else max(due, self._sum_seconds(nbytes) / step)
 
-        if sync.undecided and self._could_hide():
-            found = sync.timed(steps=self._shards.steps, cost=cost, part=steps_for(self.arena.model.nbytes // sync.parts))
+        if is_undecided(sync) and self._could_hide():
+            found = timed(sync, steps=self._shards.steps, cost=cost, part=steps_for(self.arena.model.nbytes // sync.parts))
             if found is not None:
                 self.job = replace(self.job, config=replace(config, sync=found[0]), sync_reason=found[1])
                 self.rule = found[0].rule()
-        if isinstance(self.rule, Auto) and self.rule.wants_times:
+        self.meet()
+        if self.rule.wants_times:
             self.rule.measured(steps_for(self.sync_bytes))
 
     def _could_hide(self) -> bool:
@@ -204,11 +204,10 @@ class Learner:
             seconds.append(perf_counter() - began)
         return float(max(self._comm.gather(sorted(seconds)[_TRIALS // 2]))) * nbytes / some.nbytes
 
-    @cached_property
-    def strategy(self) -> Strategy:
-        """How replicas agree; settled when it is first asked for. Collective then."""
+    def meet(self) -> None:
+        """Make the place where replicas agree. Collective."""
         arena, config = self.arena, self.job.config
-        crowd = ReplicaSet(replicas=self.job.replicas, samples=self._shards.samples, total=self._shards.total_samples)
+        replicas = ReplicaSet(replicas=self.job.replicas, samples=self._shards.samples, total=self._shards.total_samples)
         synced = self._synced_slice()
         drift = None
         if self._updates_locally and self.job.replicas > 1:
@@ -216,18 +215,17 @@ class Learner:
             matrices = [slot for slot in tensors if len(slot.shape) > 1] or tensors
             spans = [(slot.name, slot.offset, slot.count) for slot in matrices]
             drift = Drift(synced, spans, replicas_per_rank=len(self.replicas))
-        strategy = make_strategy(
+        self.meeting = make_meeting(
             config.sync,
             synced,
             comm=self._comm,
-            crowd=crowd,
+            replicas=replicas,
             deterministic=config.deterministic,
             peak_rate=self._peak_rate,
             drift=drift,
         )
-        if isinstance(strategy.agreement, Overlapped):
-            arena.listeners.append(strategy.agreement.heard)
-        return strategy
+        if self.meeting.agreement.hears is not None:
+            arena.listeners.append(self.meeting.agreement.hears)
 
     def _make_statistics(self) -> Statistics:
         return Statistics(
@@ -271,7 +269,7 @@ class Learner:
     @property
     def sync_bytes(self) -> int:
         """What one sync sends and receives per rank, as the size of the buffer that is summed."""
-        return self.strategy.agreement.nbytes
+        return self.meeting.agreement.nbytes
 
     def begin_epoch(self, epoch: int, step: int, syncs: int = 0, *, worst: float = 0.0) -> None:
         """Plan the syncs of an epoch from `step` on, before which there have been `syncs`, and start its feed.
@@ -282,73 +280,67 @@ class Learner:
         self.runner.sums.zero_()
         self.lost, self.lost_samples = 0, 0
         self._most_loss = _ASTRAY * worst if worst > 0 else math.inf
-        if self.strategy.drift is not None and step == 0:
-            self.strategy.drift.reset()
-        self._syncs = syncs
+        if self.meeting.drift is not None and step == 0:
+            self.meeting.drift.reset()
+        self._epoch, self._syncs = epoch, syncs
         self.rule.begin_epoch(epoch, lambda step: self._rate(epoch, step))
-        self._plan(epoch, step)
+        self._plan(step)
 
-    def look(self, epoch: int, step: int) -> None:
+    def look(self, step: int) -> None:
         """Plan the rest of an epoch anew if the rule wants it to be, with the drift seen so far. Collective where it does."""
-        if self.plan or step == self._shards.steps or self.strategy.drift is None:
+        if self.plan or step == self._shards.steps or self.meeting.drift is None:
             return
-        rows = self._comm.gather_rows(torch.tensor(self.strategy.drift.read(), dtype=torch.float64))
-        self.rule.look(self.strategy.drift.shares(rows)[0]["all"], step)
-        self.strategy.drift.reset()  # of stretches of one length, the rule hears more
-        self._plan(epoch, step)
+        rows = self._comm.gather_rows(torch.tensor(self.meeting.drift.read(), dtype=torch.float64))
+        self.rule.look(self.meeting.drift.shares(rows)[0]["all"], step)
+        self.meeting.drift.reset()  # of stretches of one length, the rule hears more
+        self._plan(step)
 
-    def _plan(self, epoch: int, step: int) -> None:
-        planned = self.strategy.plan(stretches(self.rule, step, self._shards.steps))
-        self.plan = deque(planned[:1] if self.rule.wants_look and self.strategy.drift is not None else planned)
-        turns = [self._turn(turn) for stretch in self.plan for turn in self.strategy.order(*stretch)]
-        self.runner.begin(epoch, turns)
+    def _plan(self, step: int) -> None:
+        planned = self.meeting.plan(stretches(self.rule, step, self._shards.steps))
+        self.plan = deque(planned[:1] if self.rule.wants_look and self.meeting.drift is not None else planned)
+        turns = [self._turn(turn) for stretch in self.plan for some in self.meeting.rounds(*stretch) for turn in some.turns]
+        self.runner.begin(self._epoch, turns)
         self.clock.start()  # planning is none of the phases
 
-    def segment(
-        self, epoch: int, start: int, stop: int, *, asked_to_stop: Callable[[], bool], stepped: Callable[[int], None]
-    ) -> int:
-        """Run the steps from `start` up to `stop` on every replica of this rank, then agree.
-
-        Gives the step reached: earlier than `stop` only for a run of one replica that was asked to stop; nobody waits for it.
-        """
-        alone, steps = self.job.replicas == 1, self._shards.steps
+    def open(self, start: int, stop: int) -> None:
+        """Begin a stretch."""
         self._counters.open()
-        turns = self.strategy.turns(
-            start,
-            stop,
-            number=self._syncs,
-            whole=stop == steps,
-            asked=lambda: float(asked_to_stop()),
-            rate=lambda: self.rate,
-        )
-        for turn in turns:
-            if not turn.resumes:
-                self.momentum.begin(turn.index)
-                self._counters.begin(first=turn.first, opens=turn.first and turn.start == start)
-            self.clock.mark(SYNC)
-            careful, done = not alone and self.strategy.leaves_out, turn.start
-            before = self.runner.sums.clone() if careful else self.runner.sums
-            for number, samples in self.runner.steps(epoch, self._turn(turn)):
-                stepped(samples)
-                done += number
-                if alone and done < stop and asked_to_stop():
-                    stop = done
-                    break
-            self.rate = self._rate(epoch, min(turn.stop, stop) - 1)
-            self.arena.take_back_buffers()
-            if careful:
-                self._lose_if_astray(turn, before)
-            self.momentum.end(turn.index)
-            self._counters.end(turn.index, first=turn.first)
-            self.clock.mark(SYNC)
+        self.meeting.open(start, stop, number=self._syncs, all_parts=stop == self._shards.steps)
+
+    def take(self, turn: ReplicaTurn, *, stepped: Callable[[int], None], stopped: Callable[[], bool]) -> int:
+        """Run a replica's turn, and contribute it. Gives the step reached: earlier than its end only if `stopped` says so."""
+        self.meeting.begin(turn)
+        if not turn.resumes:
+            self.momentum.begin(turn.index)
+            self._counters.begin(first=turn.first, opens=turn.opens)
+        self.clock.mark(SYNC)
+        careful, done = self.job.replicas > 1 and self.meeting.leaves_out, turn.start
+        before = self.runner.sums.clone() if careful else self.runner.sums
+        for number, samples in self.runner.steps(self._epoch, self._turn(turn)):
+            stepped(samples)
+            done += number
+            if done < turn.stop and stopped():
+                break
+        else:
+            done = turn.stop  # of a shard that has ended before
+        self.rate = self._rate(self._epoch, done - 1)
+        self.arena.take_back_buffers()
+        if careful:
+            self._lose_if_astray(turn, before)
+        self.momentum.end(turn.index)
+        self._counters.end(turn.index, first=turn.first)
+        self.meeting.end(turn, self.rate)
+        return done
+
+    def agreed(self, stop: int) -> None:
+        """Go on from what replicas have agreed on at the end of a stretch."""
         self._counters.agreed()
         self._syncs += 1
         self.clock.mark(SYNC)
         if not self._updates_locally:
-            self.rate = self._rate(epoch, stop - 1)  # also on a rank whose shards have ended: all update alike
+            self.rate = self._rate(self._epoch, stop - 1)  # also on a rank whose shards have ended: all update alike
             self.runner.update(self.rate)
             self.clock.mark(UPDATE)
-        return stop
 
     def _lose_if_astray(self, turn: ReplicaTurn, before: torch.Tensor) -> None:
         """Leave out a replica whose loss in this turn was no number, or absurd: of the sums, and of what is agreed on next."""
@@ -358,24 +350,24 @@ class Learner:
             return
         self.runner.sums.copy_(before)
         self.arena.momentum.zero_()
-        self.strategy.lose()
+        self.meeting.lose()
         self.lost += 1
         self.lost_samples += samples
 
     @property
     def requests(self) -> torch.Tensor:
         """Above zero if some rank was asked to stop, as told at the last sync; on the device."""
-        return self.strategy.agreement.requests
+        return self.meeting.agreement.requests
 
     def kept(self) -> KeptState:
         """What a checkpoint must keep beside the arena. Collective."""
-        self.strategy.agreement.settle()
-        kept, momenta = self.strategy.agreement.kept(), self.momentum.stored()
+        self.meeting.agreement.settle()
+        kept, momenta = self.meeting.agreement.kept(), self.momentum.stored()
         return KeptState(shared=kept.shared, own={**kept.own, **({"momentum": momenta} if momenta else {})})
 
-    def apart(self) -> list[float]:
+    def drift_row(self) -> list[float]:
         """How far replicas were apart at the syncs of the epoch, or since `look`, for `strategy.drift.shares`."""
-        return self.strategy.drift.read() if self.strategy.drift is not None else []
+        return self.meeting.drift.read() if self.meeting.drift is not None else []
 
     def learn(self, record: EpochRecord) -> None:
         """Let the period rule know what an epoch has shown; the record is the same on every rank."""
@@ -401,7 +393,7 @@ class Learner:
     def close(self) -> None:
         """Stop what reads, and what talks in the background."""
         self.feed.close()
-        self.strategy.agreement.close()
+        self.meeting.agreement.close()
 
     def _turn(self, turn: ReplicaTurn) -> Turn:
         """A replica's turn; it ends early if its shard does."""

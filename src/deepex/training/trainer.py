@@ -8,7 +8,7 @@ Every rank runs it; rank 0 writes. The ranks decide alike because they decide fr
 each epoch, and the requests to stop that travel within each sync.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -64,19 +64,19 @@ class Trainer:
     def prepare(self, *, resuming: bool) -> None:
         """Make what a checkpoint is read into. Collective."""
         if resuming:
-            _ = self.learner.strategy
+            self.learner.meet()
 
     def restore(self, checkpoint: Checkpoint) -> Position:
         """Read the state of a checkpoint; without communication, so that all ranks can take the one before if it is damaged."""
         learner = self.learner
         checkpoints.restore(checkpoint, learner.arena, learner.network)
         checkpoints.restore_momenta(checkpoint, learner.momentum.stored(), learner.replicas[0], learner.arena.momentum)
-        self._kept = checkpoints.restore_state(checkpoint, learner.strategy.agreement.state(), learner.replicas[0])
+        self._kept = checkpoints.restore_state(checkpoint, learner.meeting.agreement.state(), learner.replicas[0])
         learner.rule.restore(checkpoint.header.get("rule", {}))
         position = checkpoint.position
-        if position.apart and learner.strategy.drift is not None:
+        if position.apart and learner.meeting.drift is not None:
             try:
-                learner.strategy.drift.restore(round(position.apart[0]), position.apart[1:])
+                learner.meeting.drift.restore(round(position.apart[0]), position.apart[1:])
             except RuntimeError as error:  # of another length
                 raise DamagedError(f"checkpoint {checkpoint.path} is damaged: its 'apart' is {position.apart}") from error
         return position
@@ -89,9 +89,9 @@ class Trainer:
             learner.try_times()
             learner.start()
         elif self._kept:
-            learner.strategy.agreement.resume()
+            learner.meeting.agreement.resume()
         else:
-            learner.strategy.agreement.start()
+            learner.meeting.agreement.start()
 
     def close(self) -> None:
         """Stop what reads, and what talks in the background."""
@@ -106,7 +106,7 @@ class Trainer:
                 outcome = self._epochs(position)
         finally:
             self.close()
-        self.learner.strategy.release()
+        self.learner.meeting.release()
         return outcome
 
     def _epochs(self, position: Position) -> Outcome:
@@ -139,10 +139,10 @@ class Trainer:
         learner.begin_epoch(epoch, position.step, position.syncs, worst=position.worst)
         while learner.plan:
             start, planned = learner.plan.popleft()
-            stop = learner.segment(epoch, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped)
+            stop = run_stretch(learner, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped)
             syncs += 1
             stopped = self._poll.stop(learner.requests) or stop < planned
-            learner.look(epoch, stop)
+            learner.look(stop)
             every = self._config.checkpoint.syncs
             if stop < shards.steps and (stopped or (every and syncs % every == 0)):
                 here = self._position(epoch, stop, syncs, position)
@@ -170,11 +170,11 @@ class Trainer:
         shards = self._job.shards
         self.learner.check_network()
         mine = sum(shards.samples(replica, before.step, step) for replica in self.learner.replicas) - self.learner.lost_samples
-        row = [*self.learner.runner.sums.tolist(), mine, self.learner.lost, *self.learner.apart()]
+        row = [*self.learner.runner.sums.tolist(), mine, self.learner.lost, *self.learner.drift_row()]
         rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
         self._check_finite(epoch, rows)
         sums = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), before.sums, strict=True)]
-        drift = self.learner.strategy.drift
+        drift = self.learner.meeting.drift
         apart = (drift.syncs, *rows[:, _REST].mean(0).tolist()) if drift is not None else ()
         return Position(epoch, step, syncs, tuple(sums), apart, before.lost + _lost(rows), before.worst)
 
@@ -189,12 +189,12 @@ class Trainer:
         reads += tally.take()
         seen = mine - self.learner.lost_samples
         told = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *reads, *self.usage.row()]
-        rows = self._comm.gather_rows(torch.tensor([*told, *self.learner.apart()], dtype=torch.float64))
+        rows = self._comm.gather_rows(torch.tensor([*told, *self.learner.drift_row()], dtype=torch.float64))
         self._check_finite(position.epoch, rows)
         train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
         columns = rows.T.tolist()
         times = columns[_TIMES]
-        apart = self.learner.strategy.drift
+        apart = self.learner.meeting.drift
         drift, moved = apart.shares(rows[:, _DRIFT]) if apart is not None else ({}, {})
         record = EpochRecord(
             epoch=position.epoch + 1,
@@ -260,7 +260,8 @@ class Trainer:
         last = checkpoints.newest(self._run.checkpoints)
         good = f"the last good checkpoint is {last.path}" if last else "there is no checkpoint yet"
         remedy = "lower optim.rate, or warm up (optim.warmup_epochs)"
-        if self._job.replicas > 1 and self.learner.job.config.sync.strategy in ("background", "streaming", "elastic"):
+        kind = self.learner.job.config.sync.kind
+        if self._job.replicas > 1 and not kind.leaves_out and not kind.sums_gradients:
             remedy += ", or set sync.strategy=weights, which leaves out a replica that goes astray"
         raise AgreedError(DivergedError(f"the loss of epoch {epoch + 1} is not a number {where}; {good}: {remedy}"))
 
@@ -278,6 +279,29 @@ class Trainer:
             keep=self._config.checkpoint.keep,
             run=self._run.id if self._comm.rank == 0 else "",
         )
+
+
+def run_stretch(
+    learner: Learner,
+    start: int,
+    planned: int,
+    *,
+    asked_to_stop: Callable[[], bool] = lambda: False,
+    stepped: Callable[[int], None] = lambda _samples: None,
+) -> int:
+    """Run the steps from `start` up to `planned` on every replica of this rank; all meet.
+
+    Gives the step reached: earlier than planned only for a run of one replica that was asked to stop; nobody waits for it.
+    """
+    alone, stop = learner.job.replicas == 1, planned
+    learner.open(start, planned)
+    for some in learner.meeting.rounds(start, planned):
+        for turn in some.turns:
+            reached = learner.take(turn, stepped=stepped, stopped=lambda: alone and asked_to_stop())
+            stop = reached if reached < turn.stop else stop
+        learner.meeting.reach(some, request=float(asked_to_stop()), rate=learner.rate)  # the collective, here and nowhere else
+    learner.agreed(stop)
+    return stop
 
 
 def _lost(rows: torch.Tensor) -> int:

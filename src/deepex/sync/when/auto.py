@@ -1,6 +1,6 @@
 """A period that is chosen from what is measured: how many steps a sync takes, and how far replicas drift apart.
 
-    rule = Auto(tolerance=0.14, longest=256)
+    rule = AutoPeriod(tolerance=0.14, longest=256)
     rule.learn(seen); rule.reason       # "auto: 8, because a sync takes 3.1 steps and drift in 4 steps is 0.03 of the weights"
 
 The period is the one with which learning is expected to take the least time, which is the product of two factors:
@@ -22,11 +22,16 @@ The periods of an epoch are of equal length, or nearly; those of the first are p
 """
 
 import math
-from typing import Any, Final, final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, final
 
 from typing_extensions import override
 
-from deepex.sync.period import PerEpoch, PeriodRule, RateOfStep, Seen
+from deepex.sync.options import KeyRules, Options
+from deepex.sync.when.fixed import PerEpoch
+from deepex.sync.when.rule import PeriodRule, RateOfStep, Reader, Seen, Situation
+
+WRITTEN: Final = "auto"
 
 _EXPONENT: Final = 0.75  # of drift over the period
 _FIRST_DRIFT: Final = 0.0125  # in one step, of the weights' norm, until it has been measured
@@ -41,20 +46,36 @@ _MANY: Final = 16  # syncs, beside which the one at the end of an epoch, which i
 _NO_TIME: Final = 1e-9  # seconds
 
 
-@final
-class Auto(PeriodRule):
-    """Begins from a `cost` that is given or tried before the first epoch, and learns from each epoch.
+@dataclass(frozen=True, kw_only=True)
+class AutoOptions(Options):
+    """`tolerance`: the drift, as a share of the weights' norm, with which learning takes twice as many epochs.
 
-    `age`: how many periods old the mean is that a weight moves on from, as drift goes: 1 where each sync makes replicas equal.
-    Drift that was seen at syncs of this kind has it in itself. `pieces`: into so many stretches is a period cut. `hides`: syncs run
-    while replicas compute.
+    `longest`: the longest period. `cost`: how many steps a sync takes, in the background one of a part. With 0 it is measured, but
+    not in a deterministic run, which must not follow a clock.
     """
 
-    def __init__(
-        self, *, tolerance: float, longest: int, cost: float = 0.0, age: int = 1, pieces: int = 1, hides: bool = False
-    ) -> None:
+    tolerance: float = 0.14
+    longest: int = 256
+    cost: float = 0.0
+
+    rules: ClassVar[KeyRules] = {
+        "tolerance": (lambda value: value > 0, "above 0, a share of the weights' norm"),
+        "longest": (lambda value: value >= 1, "at least 1"),
+        "cost": (lambda value: value >= 0, "at least 0, in steps (0: it is measured)"),
+    }
+
+
+@final
+class AutoPeriod(PeriodRule):
+    """Begins from a `cost` that is given or tried before the first epoch, and learns from each epoch.
+
+    Drift that was seen at syncs of the strategy's kind has their `age` in itself.
+    """
+
+    def __init__(self, *, tolerance: float, longest: int, cost: float = 0.0, situation: Situation | None = None) -> None:
         self._tolerance, self._longest, self._cost = tolerance, longest, cost
-        self._age, self._pieces, self._hides = age, pieces, hides
+        situation = situation or Situation()
+        self._age, self._pieces, self._hides = situation.age, situation.pieces, situation.hides
         self._period, self._reason = 1, "auto: 1, because nothing has been measured yet"
         self._bound = longest
         self._before: dict[str, float] = {}
@@ -92,12 +113,12 @@ class Auto(PeriodRule):
         return done + PerEpoch(self._pieces * syncs).next_sync(step - done, rest)
 
     @property
+    @override
     def wants_times(self) -> bool:
-        """Whether a trial before the first epoch would help."""
         return not self._cost
 
+    @override
     def measured(self, cost: float) -> None:
-        """Hear how many steps a sync took before the first epoch."""
         self._begin(min(cost, float(self._longest) ** 2), "before the first epoch a sync took")
 
     @property
@@ -178,3 +199,11 @@ class Auto(PeriodRule):
         wrong = [f"{' and '.join(grown)} grew"] if grown else []
         wrong += ["a replica was lost"] if seen.lost else []
         return f"; {' and '.join(wrong)}, so the period is halved" if wrong else ""
+
+
+def parse(text: str, reader: Reader) -> PeriodRule | None:
+    """Read `auto`."""
+    options = reader.options
+    if text != WRITTEN:
+        return None
+    return AutoPeriod(tolerance=options.tolerance, longest=options.longest, cost=options.cost, situation=reader.situation)

@@ -1,4 +1,6 @@
-"""Background syncs: the collective of one period runs while the next computes, and its correction is applied when it has come.
+"""`background`, syncs that are hidden: the collective of one period runs while the next computes.
+
+Its correction is applied when it has come.
 
 At a sync each replica says where its weights may be when the mean comes, as far as its momentum v tells: for a delay of d steps,
 x' = x − ½ rate · (β + β² + … + βᵈ) · v. The sum over all of them is begun, and training goes on at once. A period later, or after
@@ -23,18 +25,23 @@ that is corrected could fall below zero, and momentum of one period ago is not o
 A request to stop lies in the first part, and is heard with the mean in which it travelled.
 """
 
-from typing import Final, final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, final
 
 import torch
 from typing_extensions import override
 
 from deepex.comm.background import Background, Pending
-from deepex.comm.base import Communicator
+from deepex.comm.base import Communicator, own_zeros
 from deepex.sync.agreement import Agreement, KeptState
+from deepex.sync.how.strategy import AgreementInputs, Strategy, slices_of_each
+from deepex.sync.options import PARTS, SHARE, KeyRules, Options
 from deepex.sync.synced_slice import SyncedSlice, cut
-from deepex.sync.total import Total
+from deepex.sync.total import Total, make_total
+from deepex.sync.when.rule import Situation
 
 _TRUST: Final = 0.5  # in momentum alone, between a sync and its mean
+_LATE: Final = 3  # periods: by so much is a mean older, as drift goes
 
 
 @final
@@ -63,10 +70,10 @@ class Delayed(Agreement):
         self._states = [torch.empty_like(self._agreed) for _ in range(replicas_per_rank)] if replicas_per_rank > 1 else []
         self._pending: Pending | None = None
         self._way = (total, self._all)
-        self.prepare(0, whole=True)
+        self.prepare(0, all_parts=True)
         self._arrived = self._apart = False
         self._ahead = 0.0
-        self._told = torch.zeros((), dtype=self._agreed.dtype, device=self._agreed.device)
+        self._stop_flag = torch.zeros((), dtype=self._agreed.dtype, device=self._agreed.device)
 
     @override
     def start(self) -> None:
@@ -86,14 +93,14 @@ class Delayed(Agreement):
         self._ahead = _TRUST * momentum_ahead.ahead(self._late(steps)) if momentum_ahead else 0.0
 
     @override
-    def prepare(self, number: int, *, whole: bool) -> None:
+    def prepare(self, number: int, *, all_parts: bool) -> None:
         if self._way[1] is self._rest:
             self.settle()
         turn = number % len(self._parts)
-        self._sum: Total = self._total if whole else self._totals[turn]
-        self._now: slice = self._all if whole else self._parts[turn]
+        self._sum: Total = self._total if all_parts else self._totals[turn]
+        self._now: slice = self._all if all_parts else self._parts[turn]
         self._before = self._parts[turn - 1]
-        self._begun, self._whole = False, whole
+        self._begun, self._all_parts = False, all_parts
 
     @override
     def begin(self, index: int) -> None:
@@ -120,7 +127,7 @@ class Delayed(Agreement):
         if not self._begun:  # not in `prepare`: the last sum may still be under way then, in the same memory
             self._sum.clear()
             self._begun = True
-        if self._whole:
+        if self._all_parts:
             self._sum.add(self._agreed, share)
             return
         part = self._agreed[self._now]
@@ -143,19 +150,19 @@ class Delayed(Agreement):
 
     @override
     def reach(self, comm: Communicator, *, request: float, rate: float) -> None:
-        if self.synced.asks(self._now):
+        if self.synced.holds_stop_flag(self._now):
             self._sum.ask(self.synced.request - self._now.start, request)
         self._sum.check()
         self._arrived = False
-        self._apart = not self._whole
+        self._apart = not self._all_parts
         if self._apart:
             self._set_out(self._sum, self._now)
             return
         model = self._total.part(self._model)
         comm.sum(model.buffer)
         model.into(self._agreed[self._model])
-        self._told.copy_(self._agreed[self.synced.request])
-        self.met(self._agreed)
+        self._stop_flag.copy_(self._agreed[self.synced.request])
+        self.on_mean(self._agreed)
         if self._rest.stop > self._rest.start:
             self._set_out(self._total.part(self._rest), self._rest)
         else:
@@ -177,8 +184,8 @@ class Delayed(Agreement):
             return
         self._arrived = True
         total.into(self._mean[: part.stop - part.start])
-        if self.synced.asks(part):
-            self._told.copy_(self._mean[self.synced.request - part.start])
+        if self.synced.holds_stop_flag(part):
+            self._stop_flag.copy_(self._mean[self.synced.request - part.start])
 
     @override
     def close(self) -> None:
@@ -196,3 +203,49 @@ class Delayed(Agreement):
     @override
     def kept(self) -> KeptState:
         return self.state() if self._apart else KeptState()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackgroundOptions(Options):
+    """`parts`: into so many the weights are cut. `delay`: a mean is taken over so many steps later, or a period if 0.
+
+    `pull`: how much of the difference counts.
+    """
+
+    pull: float = 1.0
+    delay: int = 0
+    parts: int = 4
+
+    rules: ClassVar[KeyRules] = {
+        "pull": SHARE,
+        "delay": (lambda value: value >= 0, "at least 0 (0: a period)"),
+        "parts": PARTS,
+    }
+
+
+@final
+class InBackground(Strategy):
+    """Syncs that are hidden."""
+
+    name = "background"
+
+    @override
+    def situation(self, config: Any) -> Situation:
+        return Situation(age=config.parts + _LATE, hides=True)
+
+    @override
+    def overlaps(self, config: Any) -> bool:
+        return True
+
+    @override
+    def slices(self, config: Any, *, per_rank: int, deterministic: bool) -> int:
+        return slices_of_each(per_rank)
+
+    @override
+    def agree(self, config: Any, inputs: AgreementInputs) -> Agreement:
+        total = make_total(inputs.synced.agreed, deterministic=inputs.fixed, zeros=own_zeros)  # not memory that ranks share
+        options = {"pull": config.pull, "delay": config.delay, "parts": config.parts}
+        return Delayed(inputs.synced, total, replicas_per_rank=inputs.per_rank, worker=Background(inputs.comm), **options)
+
+
+KIND: Final = InBackground

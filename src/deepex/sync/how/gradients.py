@@ -1,7 +1,9 @@
-"""Gradients that are summed while the backward pass is still at work, in a few chunks of the arena.
+"""`gradients`, the classical baseline: the mean of the replicas' gradients, at every step.
 
-    agreement = Overlapped(region, slots, chunks=4, worker=Background(comm))
-    arena.listeners.append(agreement.heard)
+With `chunks` above 1, on CPUs, they travel in so many pieces while the backward pass is still at work:
+
+    agreement = Overlapped(synced, slots, chunks=4, worker=Background(comm))
+    arena.listeners.append(agreement.hears)
 
 The backward pass finishes the last layers first. As soon as all gradients of a chunk are there, its sum is begun in the background;
 chunks are begun from the last to the first, on every rank alike. A sync then waits for what is still under way, and sums the
@@ -12,7 +14,8 @@ writes to it in the next step at the earliest.
 """
 
 from collections.abc import Sequence
-from typing import final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, final
 
 from typing_extensions import override
 
@@ -20,16 +23,18 @@ from deepex.comm.background import Background, Pending
 from deepex.comm.base import Communicator
 from deepex.errors import FailureError
 from deepex.sync.agreement import Agreement
+from deepex.sync.how.strategy import AgreementInputs, Strategy
+from deepex.sync.options import PARTS, KeyRules, Options
 from deepex.sync.synced_slice import SyncedSlice
 
-Span = tuple[int, int]  # where a weight's gradient begins, and how many numbers it has
+GradientSlot = tuple[int, int]  # where a weight's gradient begins, and how many numbers it has
 
 
 @final
 class Overlapped(Agreement):
     """One replica per rank. `slots` are those of the weights, in the order of the arena."""
 
-    def __init__(self, synced: SyncedSlice, slots: Sequence[Span], *, chunks: int, worker: Background) -> None:
+    def __init__(self, synced: SyncedSlice, slots: Sequence[GradientSlot], *, chunks: int, worker: Background) -> None:
         super().__init__(synced)
         self._worker, self._share = worker, 1.0
         ends = synced.buffers.start
@@ -52,7 +57,8 @@ class Overlapped(Agreement):
     def expect(self, share: float) -> None:
         self._share = share
 
-    def heard(self, index: int) -> None:
+    @override
+    def hears(self, index: int) -> None:
         """The gradient of weight number `index` is in the arena."""
         chunk = self._chunk_of[index]
         if len(self._parts) - len(self._begun) <= chunk:
@@ -88,7 +94,7 @@ class Overlapped(Agreement):
         self._worker.close()
 
 
-def _cuts(slots: Sequence[Span], chunks: int) -> list[tuple[int, int]]:
+def _cuts(slots: Sequence[GradientSlot], chunks: int) -> list[tuple[int, int]]:
     """Ranges of slots that have about as many numbers each; fewer than `chunks` if a slot is larger than its share."""
     cuts: list[tuple[int, int]] = []
     whole, first, size = sum(count for _, count in slots), 0, 0
@@ -98,3 +104,44 @@ def _cuts(slots: Sequence[Span], chunks: int) -> list[tuple[int, int]]:
             cuts.append((first, number + 1))
             first = number + 1
     return cuts
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientsOptions(Options):
+    """`chunks`: in so many pieces gradients travel; with 1, all at once when the backward pass is over."""
+
+    chunks: int = 1
+
+    rules: ClassVar[KeyRules] = {"chunks": PARTS}
+
+
+@final
+class GradientMean(Strategy):
+    """Large-batch SGD."""
+
+    name = "gradients"
+    usual_period = 1
+    sums_gradients = codable = True
+
+    @override
+    def complaint(self, config: Any) -> str | None:
+        if config.period in (None, 1):
+            return None
+        return (
+            f"sync.period is {config.period!r}, but gradients are averaged at every step: leave the period out, "
+            "or use sync.strategy=weights"
+        )
+
+    @override
+    def overlaps(self, config: Any) -> bool:
+        return bool(config.chunks > 1)
+
+    @override
+    def agree(self, config: Any, inputs: AgreementInputs) -> Agreement:
+        slots = inputs.synced.slots
+        if config.chunks == 1 or inputs.per_rank > 1 or inputs.fixed or not slots:
+            return inputs.mean()  # turns, sums of another type, or nobody who tells when a gradient is there
+        return Overlapped(inputs.synced, slots, chunks=config.chunks, worker=Background(inputs.comm))
+
+
+KIND: Final = GradientMean

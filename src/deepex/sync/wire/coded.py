@@ -1,18 +1,17 @@
 """Fewer bytes per sync: changes travel as bf16 or int8, and what rounding lost is added to the next one (error feedback).
 
-    agreement = Coded(region, "int8", make_total, replicas_per_rank=1, ranks=4)
+    agreement = Coded(synced, wires()["int8"], make_total, replicas_per_rank=1, ranks=4)
 
 What is coded is each replica's weighted change since the last agreement, plus what coding the last one lost; then the sum of all
 changes, likewise. Nothing is lost for good, only late (Seide et al. 2014; Karimireddy et al. 2019; both sides as in Tang et al.
 2021). An all-reduce in two halves moves 1 or 2 bytes per weight instead of 4: ranks exchange coded parts, each sums the part that
 is its own, and all gather the coded sums. Batch-norm statistics go as they are: a variance that is rounded could fall below zero.
 
-int8 has one scale for each `BLOCK` numbers: the largest of them is 127. With several replicas per rank, each is coded as if it had
+With several replicas per rank, each is coded as if it had
 a rank of its own, which is the arithmetic that matters for learning; their sum then travels in fp32.
 """
 
-from collections.abc import Callable
-from typing import Final, final
+from typing import final
 
 import torch
 from typing_extensions import override
@@ -20,27 +19,8 @@ from typing_extensions import override
 from deepex.comm.base import Communicator
 from deepex.sync.agreement import Agreement, KeptState
 from deepex.sync.synced_slice import SyncedSlice
-from deepex.sync.total import Total
-
-BLOCK: Final = 256  # numbers that share a scale
-MakeTotal = Callable[[torch.Tensor], Total]
-
-
-def encode(values: torch.Tensor, wire: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of a vector, a multiple of BLOCK long, and their scales (none for bf16)."""
-    if wire == "bf16":
-        return values.to(torch.bfloat16), values.new_empty(0)
-    blocks = values.view(-1, BLOCK)
-    scales = blocks.abs().amax(1, keepdim=True).div_(127)
-    codes = torch.div(blocks, scales.clamp(min=1e-38)).round_().to(torch.int8)
-    return codes.view(-1), scales.view(-1)
-
-
-def decode(codes: torch.Tensor, scales: torch.Tensor, wire: str, *, out: torch.Tensor) -> None:
-    """Write the vector that codes stand for."""
-    out.copy_(codes)
-    if wire == "int8":
-        out.view(-1, BLOCK).mul_(scales[:, None])
+from deepex.sync.total import MakeTotal
+from deepex.sync.wire.code import BLOCK, Code
 
 
 @final
@@ -51,9 +31,9 @@ class Coded(Agreement):
     their sum. A rank that codes its own part of the sum has the loss of that part alone, until `settle` gathers them.
     """
 
-    def __init__(self, synced: SyncedSlice, wire: str, make: MakeTotal, *, replicas_per_rank: int, ranks: int) -> None:
+    def __init__(self, synced: SyncedSlice, code: Code, make: MakeTotal, *, replicas_per_rank: int, ranks: int) -> None:
         super().__init__(synced)
-        self._wire = wire
+        self._wire = code
         (self._coded,), self._raw = synced.moved, synced.buffers
         self._count, buffers = self._coded.stop - self._coded.start, self._raw.stop - self._raw.start
         self._ranks = ranks if replicas_per_rank == 1 else 1  # that code
@@ -63,7 +43,7 @@ class Coded(Agreement):
         self._errors = [self._agreed.new_zeros(self._padded) for _ in range(replicas_per_rank)]
         self._error = self._agreed.new_zeros(self._padded)
         self._last, self._fresh = torch.zeros_like(self._agreed), True  # zero: gradients are their own change
-        self._told, self._codes = self._agreed.new_zeros(()), (self._work, self._work)
+        self._stop_flag, self._codes = self._agreed.new_zeros(()), (self._work, self._work)
         self._comm: Communicator | None = None
 
     @override
@@ -102,19 +82,19 @@ class Coded(Agreement):
             self._total.ask(place, request)
             self._total.reach(comm)
             self._total.into(self._work)
-            self._told.copy_(self._work[place])
+            self._stop_flag.copy_(self._work[place])
             self._code(self._work[: self._padded], self._error)
         torch.add(self._last[self._coded], self._work[: self._count], out=self._agreed[self._coded])
         self._agreed[self._raw].copy_(self._work[self._padded :][: self._raw.stop - self._raw.start])
-        self.met(self._agreed)
+        self.on_mean(self._agreed)
         self.start()
 
     def _code(self, values: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Make values what their codes stand for, with what was lost before; keep what is lost now."""
         values.add_(error)
-        codes = encode(values, self._wire)
+        codes = self._wire.encode(values)
         error.copy_(values)
-        decode(*codes, self._wire, out=values)
+        self._wire.decode(*codes, out=values)
         error.sub_(values)
         return codes
 
@@ -125,7 +105,7 @@ class Coded(Agreement):
         part, size = self._work.new_empty(self._total.buffer.numel()), self._padded // comm.size
         *rows, requests = self._split(received, 1)
         for codes, scales, buffers in zip(*rows, strict=True):
-            decode(codes, scales, self._wire, out=part[:size])
+            self._wire.decode(codes, scales, out=part[:size])
             part[size:].copy_(buffers)
             self._total.add(part, 1.0)
         self._total.check()
@@ -134,15 +114,14 @@ class Coded(Agreement):
         sums = self._code(part[:size], self._error[mine])
         gathered = comm.gather_rows(_rows(1, *sums, part[size:])[0])
         codes, scales, buffers, _ = self._split(gathered, 0)
-        decode(codes.reshape(-1), scales.reshape(-1), self._wire, out=self._work[: self._padded])
+        self._wire.decode(codes.reshape(-1), scales.reshape(-1), out=self._work[: self._padded])
         self._work[self._padded :].copy_(buffers.reshape(-1))
-        self._told.copy_(requests.amax())
+        self._stop_flag.copy_(requests.amax())
 
     def _split(self, rows: torch.Tensor, requests: int) -> tuple[torch.Tensor, ...]:
         """Codes, scales, buffers and requests of rows of bytes."""
-        size, kind = self._padded // self._ranks, torch.int8 if self._wire == "int8" else torch.bfloat16
-        scales = size // BLOCK if self._wire == "int8" else 0
-        sizes = [size * kind.itemsize, 4 * scales, 4 * self._parts, 4 * requests]
+        size, kind = self._padded // self._ranks, self._wire.dtype
+        sizes = [size * kind.itemsize, 4 * self._wire.num_scales(size), 4 * self._parts, 4 * requests]
         found = [part.contiguous() for part in rows.split(sizes, 1)]
         return found[0].view(kind), *(part.view(torch.float32) for part in found[1:])
 
@@ -156,8 +135,8 @@ class Coded(Agreement):
     @override
     def nbytes(self) -> int:
         """Of the codes, scales and buffers that are exchanged, and then gathered."""
-        scales = self._padded // BLOCK * 4 if self._wire == "int8" else 0
-        return self._padded * (1 if self._wire == "int8" else 2) + scales + self._parts * self._ranks * 4
+        codes, scales = self._padded * self._wire.dtype.itemsize, 4 * self._wire.num_scales(self._padded)
+        return codes + scales + self._parts * self._ranks * 4
 
     @override
     def state(self) -> KeptState:
