@@ -39,7 +39,7 @@ def errors(config: RunConfig, folder: Path) -> list[float]:
     """The validation error after each epoch."""
     name = f"{config.net.replace(':', '-')}-{config.seed}-{config.optim.rate}-{config.optim.weight_decay}"
     run = deepex.train(config, out=folder / name)
-    found = [epoch.validation.error for epoch in run.epochs() if epoch.validation is not None]
+    found = [epoch.validation.get("error") for epoch in run.epochs() if epoch.validation is not None]
     print(f"{name}: {found[-1]:.4f}, best {min(found):.4f}", flush=True)
     return found
 

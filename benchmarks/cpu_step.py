@@ -23,7 +23,7 @@ from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.machine.cache import keep_compiled
 from deepex.recipes.job import decide_layout, make_job
-from deepex.task.objective import make_objective
+from deepex.task import make_task
 from deepex.training.config import RunConfig
 from deepex.training.learner import Learner
 from one_rank import bare_steps, fused_sgd, standardised
@@ -32,7 +32,7 @@ BATCH, WITHOUT = 32, "without oneDNN"
 NETS: dict[str, dict[str, Any]] = {  # and how many steps are timed at once
     "lenet": {"net": "lenet", "steps": 10},
     "resnet18": {"net": "resnet18", "steps": 1},
-    "cvae": {"net": "cvae", "net_options": {"filters": 32}, "objective": "reconstruct", "steps": 1},
+    "cvae": {"net": "cvae", "net_options": {"filters": 32}, "task": "reconstruct", "steps": 1},
 }
 ORDERS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -123,16 +123,16 @@ def bare_loop(config: RunConfig) -> Contestant:
     """Epochs of the bare loop; a call gives the seconds of one."""
     order = ORDERS[config.layout]
     job = make_job(config, SoloCommunicator())
-    objective, count = make_objective(config.objective), job.dataset.part("train").count
+    task, count = make_task(config.task), job.dataset.part("train").count
     inputs, labels = standardised(job, (0, count), order)
-    if not objective.standardise:
+    if not task.standardise:
         inputs.mul_(job.dataset.manifest.deviation[0]).add_(job.dataset.manifest.mean[0]).clamp_(0, 1)
     network = job.network.to(memory_format=order).train()
     optimiser = fused_sgd(network, config)
 
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
         images = inputs.index_select(0, batch)
-        return objective.loss(network(images), images, labels[batch])
+        return task.loss(network(images), images, labels[batch])
 
     def epoch() -> float:
         began = perf_counter()

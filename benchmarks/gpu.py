@@ -57,7 +57,7 @@ def _workload(net: str, shape: Shape, batch: int, count: int, classes: int = 100
     size = {LARGE: "", SMALL: "-120x85", TINY: ""}[shape]
     learns = "reconstruct" if net == "cvae" else "classify"
     return Workload(
-        name=f"{net}{size}-{batch}", net=net, shape=shape, classes=classes, batch=batch, objective=learns,
+        name=f"{net}{size}-{batch}", net=net, shape=shape, classes=classes, batch=batch, task=learns,
         augment=learns == "classify", count=count,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def deepex_epochs(
     augment = AugmentConfig(pad=4, flip=True) if workload.augment else AugmentConfig()
     settings = {"step": "captured", "precision": "bf16", "layout": "channels_last", "augment": augment} | changes
     config = RunConfig(
-        net=workload.net, data=data, objective=workload.objective, batch=workload.batch, verify=False, validate="none",
+        net=workload.net, data=data, task=workload.task, batch=workload.batch, verify=False, validate="none",
         placement="device", optim=OptimConfig(rate=RATE), **settings,
     )  # fmt: skip
     comm = SoloCommunicator()

@@ -26,7 +26,7 @@ def main() -> None:
         shape=SMALL,
         classes=27,
         batch=128,
-        objective="classify",
+        task="classify",
         augment=False,
         count=options.samples,
     )

@@ -101,7 +101,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="deepex-pf-") as name:
             run = deepex.train(config, out=Path(name) / "run")
             latent, native = encode(config, run.path / "weights.safetensors", dataset, "validation")
-            rmse = [epoch.validation.rmse for epoch in run.epochs() if epoch.validation is not None]
+            rmse = [epoch.validation.get("rmse") for epoch in run.epochs() if epoch.validation is not None]
         results.append(separation(latent, native) | {"rmse": rmse})
         print({key: value for key, value in results[-1].items() if key != "rmse"}, f"rmse {rmse[-1]:.4f}", flush=True)
         if seed == 1 and options.figure is not None:

@@ -131,7 +131,7 @@ def train(hosts: SlowNetwork, out: Path, seed: int, epochs: int, data: str, *, s
     records = directory.epochs()
     timed, last = records[1:] or records, records[-1]
     assert last.validation is not None
-    assert last.validation.error is not None
+    assert last.validation.get("error") is not None
     return Run(
         strategy=strategy,
         chosen=directory.state["sync"]["reason"],
@@ -143,7 +143,7 @@ def train(hosts: SlowNetwork, out: Path, seed: int, epochs: int, data: str, *, s
         epoch_seconds=[record.seconds for record in timed],
         step_seconds=[_step_seconds(record) for record in timed],
         loss=last.train.loss,
-        error=last.validation.error,
+        error=last.validation.get("error"),
     )
 
 

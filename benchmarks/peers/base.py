@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from deepex.task.objective import make_objective
+from deepex.task import make_task
 from peers.workload import PADDING, Workload
 
 
@@ -46,7 +46,7 @@ class Samples:
         if tuple(images.shape) != (workload.count, height, width, channels) or images.dtype != torch.uint8:
             raise ValueError(f"{images.dtype} images {tuple(images.shape)} are not the uint8 (count, H, W, C) of {workload}")
         self._workload, self.device = workload, images.device
-        self._standardise = workload.objective == "classify"
+        self._standardise = workload.task == "classify"
         self._scale, self._shift = _standard(images) if self._standardise else (None, None)
         sides = (0, 0, PADDING, PADDING, PADDING, PADDING)
         self._images = functional.pad(images, sides) if workload.augment else images
@@ -82,7 +82,7 @@ class BatchLoss(nn.Module):
 
     def __init__(self, workload: Workload, samples: Samples, network: nn.Module) -> None:
         super().__init__()
-        self.samples, self.objective = samples, make_objective(workload.objective)
+        self.samples, self.task = samples, make_task(workload.task)
         self.network = copy.deepcopy(network).to(samples.device, memory_format=torch.channels_last).train()
 
     def forward(self, row: torch.Tensor, number: torch.Tensor | None = None) -> torch.Tensor:
@@ -90,7 +90,7 @@ class BatchLoss(nn.Module):
         if number is not None:
             row = row.index_select(0, number).squeeze(0)
         inputs, labels = self.samples.batch(row)
-        return self.objective.loss(self.network(inputs), inputs, labels)
+        return self.task.loss(self.network(inputs), inputs, labels)
 
 
 def settle() -> None:

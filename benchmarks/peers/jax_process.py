@@ -25,8 +25,8 @@ def measure_jax(
 
     Without the `platform` it raises Unavailable: JAX would otherwise take the CPU and not tell.
     """
-    if workload.net != "resnet50" or workload.objective != "classify":
-        raise Unavailable(f"jax: not applicable to {workload.net} with objective {workload.objective}, only to ResNet-50")
+    if workload.net != "resnet50" or workload.task != "classify":
+        raise Unavailable(f"jax: not applicable to {workload.net} with task {workload.task}, only to ResNet-50")
     if importlib.util.find_spec("jax") is None:
         raise Unavailable("jax: not installed")
     task = json.dumps({"workload": asdict(workload), "repeats": repeats, "rate": rate, "plain": plain})

@@ -115,8 +115,8 @@ def make_timm(
 ) -> Peer:
     """A loop with timm's network and optimiser: its train.py --amp --amp-dtype bfloat16 --channels-last --torchcompile."""
     del network  # timm has its own
-    if workload.net != "resnet50" or workload.objective != "classify":
-        raise Unavailable(f"timm: not applicable to {workload.net} with objective {workload.objective}, only to ResNet-50")
+    if workload.net != "resnet50" or workload.task != "classify":
+        raise Unavailable(f"timm: not applicable to {workload.net} with task {workload.task}, only to ResNet-50")
     try:
         import timm
         from timm.optim import create_optimizer_v2

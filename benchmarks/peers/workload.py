@@ -14,14 +14,14 @@ class Unavailable(Exception):  # noqa: N818 - it is an answer, not a failure
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A network and the dataset that it learns: `count` samples of `shape` (C, H, W); `objective` is classify or reconstruct."""
+    """A network and the dataset that it learns: `count` samples of `shape` (C, H, W); `task` is classify or reconstruct."""
 
     name: str
     net: str
     shape: tuple[int, int, int]
     classes: int
     batch: int
-    objective: str
+    task: str
     augment: bool
     count: int
 

@@ -12,7 +12,7 @@ from peers import PEERS, Unavailable, Workload, make_peer, measure_jax, peak_byt
 from peers.base import Peer, Samples
 
 WORKLOAD = Workload(
-    name="tiny", net="lenet", shape=(1, 16, 12), classes=4, batch=8, objective="classify", augment=True, count=35
+    name="tiny", net="lenet", shape=(1, 16, 12), classes=4, batch=8, task="classify", augment=True, count=35
 )  # fmt: skip
 UNCOMPILED = {"eager": {}, "compile": {"mode": None}, "compile+graph": {"mode": None}}
 
@@ -56,7 +56,7 @@ def test_peer_learns(name):
 @pytest.mark.parametrize("name", UNCOMPILED)
 def test_autoencoder_learns(name):
     workload = Workload(
-        name="tiny", net="cvae", shape=(1, 6, 6), classes=2, batch=8, objective="reconstruct", augment=False, count=16
+        name="tiny", net="cvae", shape=(1, 6, 6), classes=2, batch=8, task="reconstruct", augment=False, count=16
     )  # fmt: skip
     peer = make(name, workload, 1e-3, filters=8)
     before, later = peer.loss(), []
@@ -101,7 +101,7 @@ def test_a_sample_is_padded_cropped_flipped_and_standardised(flip):
 
 def test_without_augmentation_images_are_in_0_to_1():
     workload = Workload(
-        name="tiny", net="cvae", shape=(1, 6, 6), classes=2, batch=4, objective="reconstruct", augment=False, count=4
+        name="tiny", net="cvae", shape=(1, 6, 6), classes=2, batch=4, task="reconstruct", augment=False, count=4
     )  # fmt: skip
     images, labels = make_data(workload)
     samples = Samples(workload, images, labels)

@@ -15,7 +15,7 @@ def epoch(number: int, usage: dict[str, dict[str, list[float]]]) -> EpochRecord:
         steps=1,
         syncs=1,
         rate=0.1,
-        train=Score(loss=1.0, samples=10, error=0.5),
+        train=Score(loss=1.0, samples=10, measures={"error": 0.5}),
         seconds=10.0,
         phases={name: [2.0, 2.0] for name in PHASES},
         wall=[10.0, 10.0],

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.record import RunDirectory
 from deepex.training.config import RunConfig
 from deepex.training.watch import Watcher
@@ -56,23 +56,23 @@ def test_runs_in_threads_count_their_own_reads(make_data: MakeData, tmp_path: Pa
 
 
 def test_a_run_takes_nothing_from_who_counts_around_it(make_data: MakeData, tmp_path: Path) -> None:
-    with tally.counting():
-        tally.opened(100)
+    with read_counter.counting():
+        read_counter.opened(100)
         train(make_data(48), tmp_path / "run", placement="device")
-        assert tally.take() == (1, 100)
+        assert read_counter.take() == (1, 100)
 
 
 @pytest.mark.parametrize("placement", ["device", "stream"])
 def test_what_threads_of_a_run_read_is_in_its_record(make_data: MakeData, tmp_path: Path, placement: str) -> None:
-    tally.take()
+    read_counter.take()
     run = train(make_data(192), tmp_path / "run", placement=placement)
     assert sum(sum(epoch.usage["data_bytes"]["input"]) for epoch in run.epochs()) >= 192 * 784
-    assert tally.take() == (0, 0), "no thread counted elsewhere"
+    assert read_counter.take() == (0, 0), "no thread counted elsewhere"
 
 
 def test_a_thread_counts_where_its_maker_does() -> None:
-    with tally.counting():
-        reader = tally.thread("reads", tally.read, 7)
+    with read_counter.counting():
+        reader = read_counter.thread("reads", read_counter.read, 7)
         reader.start()
         reader.join()
-        assert (reader.name, reader.daemon, tally.take()) == ("reads", True, (0, 7))
+        assert (reader.name, reader.daemon, read_counter.take()) == ("reads", True, (0, 7))

@@ -45,7 +45,7 @@ def test_a_trained_network_is_used_without_its_dataset(make_data: MakeData, tmp_
 
 def test_what_is_not_standardised_says_so(make_data: MakeData, tmp_path: Path) -> None:
     config = RunConfig(
-        net="cvae", net_options={"filters": 4, "features": 8}, data=str(make_data(48)), objective="reconstruct", epochs=1, batch=8
+        net="cvae", net_options={"filters": 4, "features": 8}, data=str(make_data(48)), task="reconstruct", epochs=1, batch=8
     )
     told = deepex.train(config, SoloCommunicator(), out=tmp_path / "run").state["data"]
     assert (told["standardised"], told["scale"], told["shape"]) == (False, [0.0, 255.0], [1, 28, 28])

@@ -26,7 +26,7 @@ def make_epoch(number: int = 1, **changes: Any) -> EpochRecord:
         "steps": 10,
         "syncs": 2,
         "rate": 0.1,
-        "train": Score(loss=1.5, samples=100, error=0.25),
+        "train": Score(loss=1.5, samples=100, measures={"error": 0.25}),
         "seconds": 3.0,
         "phases": {name: [1.0, 2.0] for name in PHASES},
         "wall": [2.5, 3.0],
@@ -244,8 +244,7 @@ scores = st.builds(
     Score,
     loss=st.floats(allow_nan=False, allow_infinity=False),
     samples=counts,
-    error=st.none() | st.floats(0, 1),
-    rmse=st.none() | amounts,
+    measures=st.dictionaries(st.sampled_from(["error", "rmse", "iou"]), amounts),
     seconds=st.none() | amounts,
 )
 
@@ -384,6 +383,7 @@ import resource, signal, sys
 from pathlib import Path
 from deepex.errors import StorageError
 from deepex.record import EpochRecord, PHASES, RunDirectory, Score
+from deepex.record.measure import EARLIER, Measure
 run = RunDirectory.open(Path(sys.argv[1]))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
@@ -476,3 +476,27 @@ def test_resources_that_a_kill_cut_off(run: RunDirectory) -> None:
     path.write_text('{"seconds": 0.2}\n{"seco\n{"seconds": 0.6}\n', encoding="utf-8")
     with pytest.raises(RunError, match=r"resources\.jsonl, line 2 is damaged"):
         run.resources()
+
+
+def test_what_earlier_versions_wrote_is_read_as_it_would_be_written_now(tmp_path: Path) -> None:
+    """They had the measures beside the loss, none of them in run.json, and called the task the objective."""
+    run = RunDirectory.create(tmp_path / "run", {"net": "lenet", "objective": "classify"}, [], {})
+    run.append(make_epoch(train=Score(loss=1.5, samples=100, measures={"error": 0.25}), validation=Score(loss=2.0, samples=5)))
+    line = json.loads((run.path / "epochs.jsonl").read_text())
+    for part in ("train", "validation"):
+        line[part] = {"error": None, "rmse": None} | line[part] | line[part].pop("measures")
+    (run.path / "epochs.jsonl").write_text(json.dumps(line) + "\n")
+    (epoch,) = run.epochs()
+    assert (epoch.train.measures, epoch.validation.measures) == ({"error": 0.25}, {})
+    assert (epoch.score("train", "error"), epoch.score("validation", "error")) == (0.25, None)
+    assert run.measures([epoch]) == [EARLIER["error"]]
+    assert run.config == {"net": "lenet", "task": "classify"}
+
+
+def test_a_run_says_what_it_is_judged_by(tmp_path: Path) -> None:
+    declared = [Measure(name="iou", better="higher", unit="%"), Measure(name="rmse", form="root")]
+    run = RunDirectory.create(tmp_path / "run", {}, [], {"measures": [asdict(measure) for measure in declared]})
+    assert run.measures([]) == declared
+    run.set_state(measures=[{"name": "iou", "better": "sideways"}])
+    with pytest.raises(RunError, match="better"):
+        run.measures([])

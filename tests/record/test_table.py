@@ -20,7 +20,7 @@ from deepex.record.table import (
     to_table,
 )
 from deepex.sync.config import SyncConfig
-from deepex.task.objective import OBJECTIVES
+from deepex.task import TASKS
 from deepex.training.checkpoint import CheckpointConfig
 from deepex.training.config import RunConfig
 
@@ -246,15 +246,15 @@ checkpoints = st.builds(CheckpointConfig, epochs=st.integers(1, 99), syncs=st.in
 
 @st.composite
 def run_configs(draw: st.DrawFn) -> RunConfig:
-    objective = draw(st.sampled_from(sorted(OBJECTIVES)))
-    measure = draw(st.sampled_from(["loss", OBJECTIVES[objective].measure]))
+    task = draw(st.sampled_from(sorted(TASKS)))
+    measure = draw(st.sampled_from(["loss", TASKS[task].measures[0].name]))
     target = f"{draw(st.sampled_from(['', 'train ', 'validation ']))}{measure} <= {draw(between(0, 1))}"
     return RunConfig(
         net=draw(texts),
         data=draw(texts),
         net_options=draw(options),
         init=draw(texts),
-        objective=objective,
+        task=task,
         epochs=draw(st.integers(1, 10**4)),
         batch=draw(st.integers(1, 10**6)),
         replicas=draw(st.integers(0, 10**4)),

@@ -7,6 +7,12 @@ from hypothesis import strategies as st
 
 from deepex.errors import ConfigError
 from deepex.record import PHASES, EpochRecord, Score, Target
+from deepex.record.measure import EARLIER, Measure
+
+
+def make_score(values: dict[str, float], samples: int) -> Score:
+    rest = {name: value for name, value in values.items() if name != "loss"}
+    return Score(loss=values.get("loss", 1.0), samples=samples, measures=rest)
 
 
 def make_epoch(number: int, train: dict[str, Any], validation: dict[str, Any] | None = None) -> EpochRecord:
@@ -16,8 +22,8 @@ def make_epoch(number: int, train: dict[str, Any], validation: dict[str, Any] | 
         steps=1,
         syncs=1,
         rate=0.1,
-        train=Score(samples=10, **({"loss": 1.0} | train)),
-        validation=None if validation is None else Score(samples=5, **({"loss": 1.0} | validation)),
+        train=make_score(train, 10),
+        validation=None if validation is None else make_score(validation, 5),
         seconds=1.0,
         phases={name: [0.2] for name in PHASES},
         wall=[1.0],
@@ -52,7 +58,6 @@ def test_a_target_is_read_as_a_person_writes_it(text: str, target: Target) -> No
         "0.1",
         "error",
         "error <=",
-        "error >= 0.1",
         "error <= ten",
         "error <= 10%",
         "error <= 1e",
@@ -60,10 +65,7 @@ def test_a_target_is_read_as_a_person_writes_it(text: str, target: Target) -> No
         "error <= nan",
         "loss <= 1e999",
         "error <= 0.1 and loss <= 2",
-        "accuracy <= 0.1",
         "test error <= 0.1",
-        "validationerror <= 0.1",
-        "Error <= 0.1",
         "error0.1",
     ],
 )
@@ -71,14 +73,37 @@ def test_what_is_no_target_is_shown_with_the_rule_and_an_example(text: str) -> N
     with pytest.raises(ConfigError) as caught:
         Target.parse(text)
     assert repr(text) in str(caught.value)
-    assert "[train|validation] error|rmse|loss <= NUMBER" in str(caught.value)
+    assert "[train|validation] MEASURE <= NUMBER" in str(caught.value)
     assert "'validation error <= 0.1'" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["error <= -1", "validation rmse <= -1e-9"])
 def test_what_no_run_can_reach_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"target is '{text}', but (error|rmse) is never below 0"):
-        Target.parse(text)
+    with pytest.raises(ConfigError, match=r"but (error|rmse) is never below 0"):
+        Target.parse(text).check(list(EARLIER.values()), "some")
+
+
+@pytest.mark.parametrize("text", ["accuracy <= 0.1", "validationerror <= 0.1", "Error <= 0.1"])
+def test_a_measure_that_the_task_does_not_have_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="but the task classify measures loss and error"):
+        Target.parse(text).check([EARLIER["error"]], "classify")
+
+
+@pytest.mark.parametrize(
+    ("text", "better", "sign"),
+    [("iou <= 0.8", "higher", ">="), ("validation loss >= 1", "higher", "<="), ("iou = 0.8", "higher", ">=")],
+)
+def test_a_target_is_on_the_side_where_its_measure_is_better(text: str, better: str, sign: str) -> None:
+    with pytest.raises(ConfigError, match=f"write {sign}"):
+        Target.parse(text).check([Measure(name=text.split(maxsplit=1)[0], better=better)], "some")
+
+
+def test_a_measure_that_should_be_high_is_reached_from_below() -> None:
+    target = Target.parse("validation iou >= 0.8")
+    target.check([Measure(name="iou", better="higher", least=None)], "segment")
+    records = [make_epoch(n, {}, {"iou": value}) for n, value in enumerate((0.2, 0.79, 0.8, 0.7), start=1)]
+    assert target.epochs(records) == 3
+    assert Target.parse(str(target)) == target
 
 
 @given(

@@ -51,7 +51,7 @@ class Made:
 
 
 def config_of(made: Made) -> dict[str, Any]:
-    base: dict[str, Any] = {"net": "lenet", "data": "sample:fashion", "objective": "classify", "epochs": made.epochs, "batch": 32}
+    base: dict[str, Any] = {"net": "lenet", "data": "sample:fashion", "task": "classify", "epochs": made.epochs, "batch": 32}
     base |= {"replicas": made.ranks, "seed": made.seed, "target": TARGET, "precision": "fp32", "threads": 1}
     tables = {"optim": {"method": "sgd", "rate": 0.02}, "sync": {"strategy": "weights", "period": "epoch"}}
     return {**base, **{key: value for key, value in made.config.items() if key not in tables}, **_merged(tables, made.config)}
@@ -89,8 +89,8 @@ def epoch_of(made: Made, number: int, chance: random.Random) -> EpochRecord:
     wall = max(total) + made.sync * log2(2 * made.ranks)
     value = 0.08 + 0.7 * exp(-made.learns * number / made.ranks**0.25) * (1 + chance.gauss(0, made.noise))
     measure = "rmse" if made.rmse else "error"
-    train = Score(loss=3 * value, samples=made.samples, **{measure: value})
-    held = Score(loss=3.1 * value, samples=2000, seconds=0.3, **{measure: 1.05 * value}) if made.validation else None
+    train = Score(loss=3 * value, samples=made.samples, measures={measure: value})
+    held = Score(loss=3.1 * value, samples=2000, seconds=0.3, measures={measure: 1.05 * value}) if made.validation else None
     return EpochRecord(
         epoch=number,
         samples=made.samples,

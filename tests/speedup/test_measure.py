@@ -21,7 +21,7 @@ def epoch(number: int, seconds: float, error: float = 0.5, ranks: int = 1, **cha
         "steps": 10,
         "syncs": 1,
         "rate": 0.1,
-        "train": Score(loss=1.0, samples=1000, error=error),
+        "train": Score(loss=1.0, samples=1000, measures={"error": error}),
         "phases": {name: [seconds / len(PHASES)] * ranks for name in PHASES},
         "wall": [seconds] * ranks,
     }
@@ -173,7 +173,7 @@ def test_a_run_against_itself_gains_nothing(run: list[EpochRecord], value: float
     assert speedup.per_epoch == 1.0
     assert speedup.efficiency == 1.0
     assert speedup.learning in (None, 1.0)
-    assert (speedup.learning is None) == all(record.train.error > value for record in run)  # type: ignore[operator]
+    assert (speedup.learning is None) == all(record.train.get("error") > value for record in run)  # type: ignore[operator]
 
 
 @few

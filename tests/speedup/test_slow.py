@@ -33,7 +33,7 @@ def records(
                 steps=10,
                 syncs=1,
                 rate=0.1,
-                train=Score(loss=1.0, samples=1000, error=0.5),
+                train=Score(loss=1.0, samples=1000, measures={"error": 0.5}),
                 seconds=max(total) + 0.05,
                 phases={**own, "sync": sync},
                 wall=[max(total) + 0.05] * ranks,

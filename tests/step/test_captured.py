@@ -134,7 +134,7 @@ def test_the_same_arithmetic_as_eager(changes: dict, small: str, monkeypatch: py
 def test_an_autoencoder_learns_alike(draws: str, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If torch draws the captured step's numbers, too, they come from the step's seed and are the same; else they are others."""
     options = {"filters": 16, "features": 4}
-    config = _config(small, net="cvae", objective="reconstruct", net_options=options, batch=7, **{"optim.rate": 1e-4})
+    config = _config(small, net="cvae", task="reconstruct", net_options=options, batch=7, **{"optim.rate": 1e-4})
     with pytest.MonkeyPatch.context() as patch:
         if draws == "torch":
             patch.setattr(parts, "noise_like", lambda x, _key, _salt: torch.randn_like(x))

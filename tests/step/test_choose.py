@@ -118,9 +118,9 @@ def test_a_trial_leaves_a_network_that_replaces_its_buffers_as_it_was(monkeypatc
     network = _Replacing()
     arena = Arena(network, torch.device("cpu"))
     held = network.mean
-    objective: Any = SimpleNamespace(loss=lambda output, *_: output.sum(), tally=lambda output, *_: output.detach().sum())
+    task: Any = SimpleNamespace(loss=lambda output, *_: output.sum(), tally=lambda output, *_: output.detach().sum())
     prepare: Any = SimpleNamespace(raw_shape=(2, 2, 1))
-    step = EagerStep(network, objective, arena, prepare, precision="fp32")
+    step = EagerStep(network, task, arena, prepare, precision="fp32")
     monkeypatch.setattr(step, "prepare", lambda raw, **_: raw.float())
     step.trial_seconds(4)
     assert network.mean is held

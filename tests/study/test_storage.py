@@ -12,7 +12,7 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data import direct
 from deepex.data.dataset import PackedDataset
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.data.feeds.window import Maps, Windows
@@ -235,13 +235,13 @@ def test_a_stream_reads_the_files_again_and_again(make_data: MakeData, kind: Any
     part = PackedDataset.open(data).part("train")
     store = kind(Samples(part, Shards(192, 1, 8), range(1), seed=1, shuffled=True))
     images, labels = np.empty((8, *part.sample_shape), part.dtype), np.empty(8, np.int64)
-    tally.take()
+    read_counter.take()
     for epoch in range(2):
         store.begin(epoch, [Turn(0, 0, 24)])
         for begin in range(0, 192, 8):
             store.fill(begin, begin + 8, images, labels)
     store.close()
-    opens, num_bytes = tally.take()
+    opens, num_bytes = read_counter.take()
     once_opens, once_bytes = train_bytes(data, "train")
     if kind is Windows:
         assert 2 * once_opens <= opens <= 3 * once_opens
@@ -255,18 +255,18 @@ def test_a_stream_reads_the_files_again_and_again(make_data: MakeData, kind: Any
 def test_compressed_arrays_count_as_they_are_stored(tmp_path: Path) -> None:
     np.savez(tmp_path / "some.npz", x_train=np.zeros((64, 28, 28), np.uint8), y_train=np.arange(64) % 10)
     pack(tmp_path / "some.npz", tmp_path / "data", validation=0.0, compress=True)
-    tally.take()
+    read_counter.take()
     read(PackedDataset.open(tmp_path / "data"), "train")
     files = list((tmp_path / "data").glob("*.xz"))
     assert files
     others = list((tmp_path / "data").glob("*.npy"))
-    opens, num_bytes = tally.take()
+    opens, num_bytes = read_counter.take()
     assert num_bytes == sum(path.stat().st_size for path in [*files, *others])
     assert opens == len(files) + 2 * len(others)
 
 
 def test_counts_of_all_ranks_become_usage() -> None:
-    found = tally.usage([1, 2], [10, 20], [0, 3], [0, 30])
+    found = read_counter.usage([1, 2], [10, 20], [0, 3], [0, 30])
     assert found == {"opens": {"input": [1, 2], "other": [0, 3]}, "data_bytes": {"input": [10, 20], "other": [0, 30]}}
 
 

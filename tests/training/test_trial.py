@@ -20,7 +20,7 @@ from deepex.data.feeds.shard import Shards
 from deepex.errors import ConfigError
 from deepex.step.cost import activation_bytes
 from deepex.step.image_order import choose_order
-from deepex.task.objective import make_objective
+from deepex.task import make_task
 from deepex.training.config import RunConfig
 from deepex.training.trial import Trial, check_network
 from tests import networks
@@ -253,7 +253,7 @@ def refusal(network: nn.Module, data: Path, **keys: Any) -> str:
     return str(caught.value)
 
 
-TO_CLASSIFY = "for images of shape (2, 1, 28, 28); with objective=classify it must return a tensor of real numbers of shape (2, 10)"
+TO_CLASSIFY = "for images of shape (2, 1, 28, 28); with task=classify it must return a tensor of real numbers of shape (2, 10)"
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_a_network_that_cannot_be_trained_is_told_why(make_data: MakeData, netwo
     ],
 )
 def test_a_network_that_cannot_reconstruct_is_told_why(make_data: MakeData, network: nn.Module, said: str) -> None:
-    assert said in refusal(network, make_data(48), objective="reconstruct")
+    assert said in refusal(network, make_data(48), task="reconstruct")
 
 
 @pytest.mark.parametrize(
@@ -357,13 +357,13 @@ def test_what_a_network_changes_of_frozen_tensors_is_found(make_data: MakeData) 
 def test_a_trial_leaves_what_a_hook_of_a_copy_changes_as_it_was(make_data: MakeData) -> None:
     network = Hooked()
     attempt(network, make_data(48))
-    choose_order(network, shape=(1, 28, 28), batch=4, objective=make_objective("classify"), device=torch.device("cpu"))
+    choose_order(network, shape=(1, 28, 28), batch=4, task=make_task("classify"), device=torch.device("cpu"))
     assert network.calls == 0
 
 
 def test_a_network_that_takes_one_order_is_trained_in_that(make_data: MakeData) -> None:
-    cpu, classify = torch.device("cpu"), make_objective("classify")
-    choice = choose_order(Fourier(), shape=(1, 28, 28), batch=4, objective=classify, device=cpu)
+    cpu, classify = torch.device("cpu"), make_task("classify")
+    choice = choose_order(Fourier(), shape=(1, 28, 28), batch=4, task=classify, device=cpu)
     assert not choice.channels_last
     assert "cannot take channels-last: RuntimeError: Tensor must have a last dimension with stride 1" in choice.reason
     attempt(Fourier(), make_data(48))
@@ -372,7 +372,7 @@ def test_a_network_that_takes_one_order_is_trained_in_that(make_data: MakeData) 
 
 def test_an_autoencoder_may_return_its_latent_variables_or_logits_alone(make_data: MakeData) -> None:
     for network in (Sampling((3,), (3,)), Sampling((3, 2), (3, 2)), Sampling()):
-        attempt(network, make_data(48), objective="reconstruct")
+        attempt(network, make_data(48), task="reconstruct")
 
 
 def test_a_network_that_drops_a_batch_of_one_is_told_only_where_there_is_one(make_data: MakeData) -> None:
@@ -445,9 +445,7 @@ def test_a_network_that_views_maps_trains_in_the_usual_order(make_data: MakeData
     attempt(Viewing(), make_data(48))
     assert "mend it there, or set layout=contiguous" in refusal(Viewing(), make_data(48), layout="channels_last")
     for device in ("cpu", "cuda"):
-        choice = choose_order(
-            Viewing(), shape=(1, 28, 28), batch=8, objective=make_objective("classify"), device=torch.device(device)
-        )
+        choice = choose_order(Viewing(), shape=(1, 28, 28), batch=8, task=make_task("classify"), device=torch.device(device))
         assert not choice.channels_last
         assert "cannot take channels-last: RuntimeError: view size is not compatible" in choice.reason
 

@@ -15,6 +15,8 @@ from typing_extensions import override
 from deepex.cli.output import Lasting, make_console
 from deepex.cli.show import phase_shares, print_phases, score_text
 from deepex.record import EpochRecord
+from deepex.record.measure import Measure
+from deepex.record.table import from_table
 from deepex.training.config import RunConfig
 from deepex.training.watch import Watcher
 
@@ -37,7 +39,7 @@ class Bars(Watcher):
         self._console, self._config = console, config
         self._epochs: list[EpochRecord] = []
         self._path = ""
-        self._ranks = 1
+        self._ranks, self._measures = 1, list[Measure]()
         self._bar = Progress(
             TextColumn("epoch {task.fields[epoch]:>3}"),
             BarColumn(bar_width=24),
@@ -56,6 +58,7 @@ class Bars(Watcher):
     @override
     def began(self, state: dict[str, Any]) -> None:
         self._ranks = state["ranks"]
+        self._measures = [from_table(Measure, table) for table in state.get("measures", [])]
         parameters = state["network"]["parameters"]
         self._console.print(
             f"{self._config.net} ({parameters:,} parameters) on {self._config.data}: {state['replicas']} replica(s) on "
@@ -88,11 +91,11 @@ class Bars(Watcher):
     def epoch_ended(self, epoch: EpochRecord) -> None:
         self._epochs.append(epoch)
         shares = "  ".join(f"{name} {share:.0%}" for name, share in phase_shares(epoch).items())
-        validation = f"  validation {score_text(epoch.validation)}" if epoch.validation else ""
+        validation = f"  validation {score_text(epoch.validation, self._measures)}" if epoch.validation else ""
         lost = f"  | {epoch.lost} × a replica that had gone astray was left out" if epoch.lost else ""
         self._bar.console.print(
             f"epoch {epoch.epoch:>3}/{self._config.epochs}  {epoch.samples / epoch.seconds:>8,.0f} img/s  "
-            f"{score_text(epoch.train)}{validation}  | {shares}{lost}",
+            f"{score_text(epoch.train, self._measures)}{validation}  | {shares}{lost}",
             soft_wrap=True,
         )
 

@@ -11,6 +11,7 @@ from deepex.cli.output import make_console
 from deepex.cli.usage import print_usage
 from deepex.errors import RunError
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, StudyDirectory, Target, is_study
+from deepex.record.measure import LOSS, Measure
 from deepex.speedup import Speedup, compare, epoch_seconds
 
 _PAPER_NAMES = {
@@ -30,6 +31,8 @@ def show(*, run: str, base: str | None, targets: Sequence[str], as_json: bool) -
         return
     directory = RunDirectory.open(Path(run))
     goals = [Target.parse(text) for text in targets] or _own_target(directory)
+    for goal in goals if base else ():
+        goal.check(directory.measures(directory.epochs()), str(directory.config.get("task")))
     speedups = _speedups(directory, RunDirectory.open(Path(base)), goals) if base else []
     if targets and not base:
         raise RunError("--target needs --base RUN: a learning speedup compares two runs")
@@ -40,7 +43,7 @@ def show(*, run: str, base: str | None, targets: Sequence[str], as_json: bool) -
     _print_head(console, directory)
     epochs = directory.epochs()
     if epochs:
-        _print_epochs(console, epochs)
+        _print_epochs(console, epochs, directory.measures(epochs))
         print_phases(console, epochs)
         print_usage(console, epochs)
     for speedup in speedups:
@@ -92,10 +95,11 @@ def phase_shares(epoch: EpochRecord) -> dict[str, float]:
     return {name: epoch.phase_seconds(name) / total for name in PHASES}
 
 
-def score_text(score: Score) -> str:
-    """Loss and measure in a few characters."""
-    measure = f"error {score.error:.2%}" if score.error is not None else f"rmse {score.rmse:.4f}"
-    return f"loss {score.loss:.4f} {measure}"
+def score_text(score: Score, measures: Sequence[Measure]) -> str:
+    """Loss and measures in a few characters."""
+    found = ((measure, score.measures.get(measure.name)) for measure in measures)
+    parts = [f"{measure.name} {measure.text(value)}" for measure, value in found if value is not None]
+    return " ".join([f"loss {score.loss:.4f}", *parts])
 
 
 def print_phases(console: Any, epochs: Sequence[EpochRecord]) -> None:
@@ -142,7 +146,7 @@ def _print_head(console: Any, run: RunDirectory) -> None:
     status, reason = run.outcome
     lines = [
         f"run        {run.path}: {status}{': ' + reason if reason else ''}",
-        f"network    {config['net']}, {state['network']['parameters']:,} parameters; {config['objective']}, {config['precision']}",
+        f"network    {config['net']}, {state['network']['parameters']:,} parameters; {config['task']}, {config['precision']}",
         f"data       {config['data']}: {', '.join(f'{count:,} {name}' for name, count in state['samples'].items())}",
         f"ranks      {state['ranks']} on {state['nodes']} node(s), {state['replicas']} replica(s), batch {config['batch']} each",
         f"comm       {state['comm']['kind']} ({state['comm']['reason']})",
@@ -178,21 +182,20 @@ def _pairs(table: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in table.items())
 
 
-def _print_epochs(console: Any, epochs: Sequence[EpochRecord]) -> None:
-    measure = "error" if epochs[0].train.error is not None else "rmse"
-    shown = _thinned(epochs)
+def _print_epochs(console: Any, epochs: Sequence[EpochRecord], measures: Sequence[Measure]) -> None:
+    names, shown = [measure.name for measure in measures if measure is not LOSS], _thinned(epochs)
     rows = [
         (
             _number(epoch),
             f"{epoch.train.loss:.4f}",
-            _score(epoch.score("train", measure)),
-            _score(epoch.score("validation", measure)),
+            *(_score(epoch.score(part, name)) for name in names for part in ("train", "validation")),
             f"{epoch.rate:.4g}",
             f"{epoch.samples / epoch.seconds:,.0f}",
         )
         for epoch in shown
     ]
-    _print_table(console, "convergence", ("epoch", "loss", measure, f"validation {measure}", "rate", "img/s"), rows)
+    columns = ("epoch", "loss", *(word for name in names for word in (name, f"validation {name}")), "rate", "img/s")
+    _print_table(console, "convergence", columns, rows)
     phases = PHASES if any(epoch.has_phases for epoch in epochs) else ()
     times = [
         (

@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.data.feeds.read import Sink, Unlike, changed, hand_over, npy_header, read_rows, read_whole
 from deepex.data.manifest import Manifest, PackedFile, Part, load
 from deepex.data.npy import COMPRESSED, MOST_HEADER_BYTES, byte_view, load_compressed, map_npy, read_header, remember
@@ -221,7 +221,7 @@ class PackedPart:
         """Map the images of one file to take some of them, and count these unless they are in memory."""
         images = self.open_images(file)
         if file.images in self._offsets:
-            tally.read(len(rows) * images[0].nbytes)
+            read_counter.read(len(rows) * images[0].nbytes)
         return images
 
     def open_labels(self, file: PackedFile) -> NDArray[np.int64]:
@@ -230,7 +230,7 @@ class PackedPart:
         labels = self._labels.get(name)
         if labels is None:
             labels = self._open(name, (file.count,), np.dtype(np.int64))
-            tally.read(labels.nbytes if name in self._offsets else 0)  # the check reads them all
+            read_counter.read(labels.nbytes if name in self._offsets else 0)  # the check reads them all
             self._check_labels(self._directory / name, labels)
             remember(self._labels, name, labels)
         return labels
@@ -276,7 +276,7 @@ class PackedPart:
         path, view = self._directory / file.images, byte_view(out)
         begin = self._offsets[file.images] + first * images[0].nbytes
         done = 0
-        tally.opened(len(view))
+        read_counter.opened(len(view))
         with path.open("rb", buffering=0) as raw:
             raw.seek(begin)
             while done < len(view):  # Linux reads at most 2 GiB at once

@@ -22,7 +22,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.data.feeds.read import REQUEST_BYTES, Sink, requests
 from deepex.data.manifest import Manifest, Part
 from deepex.data.packing.check import class_names
@@ -83,7 +83,7 @@ def find_hdf5(path: Path) -> list[Path]:
     if not path.is_file():
         return []
     with path.open("rb", buffering=0) as file:
-        tally.opened(len(MAGIC))
+        read_counter.opened(len(MAGIC))
         return [path] if file.read(len(MAGIC)) == MAGIC or path.name.lower().endswith(SUFFIXES) else []
 
 

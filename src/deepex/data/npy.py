@@ -24,7 +24,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.errors import DataError
 from deepex.record.files import write_atomic
 
@@ -60,7 +60,7 @@ def read_header(path: Path) -> NpyHeader:
         with path.open("rb") as file:
             header = parse_header(file)
             found = file.seek(0, io.SEEK_END)
-        tally.opened(header.offset)
+        read_counter.opened(header.offset)
     except FileNotFoundError:
         raise DataError(f"file {path} is missing; restore it or correct the name") from None
     except _OtherTypeError as error:
@@ -85,7 +85,7 @@ def map_npy(path: Path, header: NpyHeader | None = None) -> NDArray[Any]:
     if math.prod(header.shape) == 0:  # an empty range cannot be mapped
         return np.empty(header.shape, header.dtype)
     mapped = np.memmap(path, header.dtype, "r", header.offset, header.shape, header.order)
-    tally.opened()
+    read_counter.opened()
     # As a plain array: each slice of a np.memmap object would carry its attributes along, at many times the cost.
     return np.asarray(mapped)
 
@@ -98,7 +98,7 @@ def load_compressed(path: Path) -> NDArray[Any]:
             # One byte more than promised: a longer file is as wrong as a shorter one.
             expected = math.prod(header.shape) * header.dtype.itemsize
             values = file.read(expected + 1)
-        tally.opened(path.stat().st_size)
+        read_counter.opened(path.stat().st_size)
     except FileNotFoundError:
         raise DataError(f"file {path} is missing; restore it or correct the name") from None
     except (lzma.LZMAError, EOFError, ValueError) as error:

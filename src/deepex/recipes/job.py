@@ -27,7 +27,7 @@ from deepex.step.image_order import choose_order
 from deepex.sync.how.auto import settled as settled_sync
 from deepex.sync.how.strategy import slices_of_each
 from deepex.sync.outer.muon import muon_flops
-from deepex.task.objective import make_objective
+from deepex.task import TASKS, make_task, task_kind
 from deepex.training.config import RunConfig
 from deepex.training.job import Job, OpenDataset, split
 from deepex.training.trial import check_network
@@ -43,8 +43,9 @@ def make_job(config: RunConfig, comm: Communicator, *, ranks_on_device: int = 1)
     replicas = config.replicas_on(comm.size)
     config.sync.kind.check_replicas(config.sync, replicas=replicas, per_rank=replicas // comm.size)
     dataset = open_dataset(config)
-    if config.objective == "classify" and not dataset.manifest.classes:
-        raise DataError(f"{dataset.directory} has no labels, so nothing can be classified: set objective=reconstruct")
+    if task_kind(config.task).needs_labels and not dataset.manifest.classes:
+        others = " or ".join(name for name, kind in TASKS.items() if not kind.needs_labels)
+        raise DataError(f"{dataset.directory} has no labels, which the task {config.task} needs: set task={others}")
     if config.target is not None and Target.parse(str(config.target)).part not in dataset.manifest.parts:
         raise ConfigError(f"target is {config.target!r}, but {dataset.directory} has no validation part: set a target of train")
     shards = split(config, dataset, replicas)
@@ -182,8 +183,8 @@ def decide_layout(job: Job, comm: Communicator) -> tuple[Job, str]:
         return job, "asked for"
     found = None
     if comm.rank == 0 and not config.deterministic:
-        objective = make_objective(config.objective)
-        found = choose_order(job.network, shape=job.input_shape, batch=config.batch, objective=objective, device=job.device)
+        task = make_task(config.task)
+        found = choose_order(job.network, shape=job.input_shape, batch=config.batch, task=task, device=job.device)
         give_back_heap()  # else the run would carry what the trial took
     fixed = (False, "fixed, because deterministic")
     channels_last, reason = comm.gather(fixed if found is None else (found.channels_last, found.reason))[0]
@@ -237,6 +238,7 @@ def choices(job: Job, comm: Communicator, *, comm_reason: str, layout_reason: st
         "sync": how_synced(job),
         "network": {"name": job.config.net, "parameters": parameters},
         "dataset": {"name": manifest.name, "digest": manifest.digest},
+        "measures": [dataclasses.asdict(measure) for measure in task_kind(job.config.task).measures],
         "samples": {name: part.count for name, part in manifest.parts.items()} | {"train": job.shards.count},
         "data": _what_the_network_saw(job),
     }
@@ -254,7 +256,7 @@ def _what_the_network_saw(job: Job) -> dict[str, Any]:
         "scale": list(manifest.scale),
         "mean": list(manifest.mean),
         "deviation": list(manifest.deviation),
-        "standardised": make_objective(job.config.objective).standardise,
+        "standardised": make_task(job.config.task).standardise,
         **(manifest.source if manifest.order == "dealt" else {}),  # a packed dataset keeps its own manifest
     }
 

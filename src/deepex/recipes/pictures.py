@@ -25,7 +25,7 @@ def fashion_resnet() -> RunConfig:
 def fashion_cvae() -> RunConfig:
     """The paper's convolutional variational autoencoder (26 M weights) on Fashion-MNIST; wants a GPU."""
     optim = OptimConfig(rate=1e-4, momentum=0.9)
-    return RunConfig(net="cvae", data="sample:fashion", objective="reconstruct", epochs=10, batch=128, optim=optim)
+    return RunConfig(net="cvae", data="sample:fashion", task="reconstruct", epochs=10, batch=128, optim=optim)
 
 
 def mnist() -> RunConfig:

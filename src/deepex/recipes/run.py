@@ -18,7 +18,7 @@ from deepex.comm.nodes import describe_nodes
 from deepex.comm.same import gather_same
 from deepex.comm.selection import device_name
 from deepex.comm.together import AgreedError, abort_on_failure, together
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.errors import ConfigError, DataError, DeepexError, told
 from deepex.machine.cache import keep_compiled
 from deepex.machine.hardware import describe_cpu
@@ -104,7 +104,7 @@ def _train(
     config: RunConfig, comm: Communicator, path: Path, held: ExitStack, *, ranks_on_device: int, resume: bool, watcher: Watcher
 ) -> RunDirectory:
     run = RunDirectory(path)
-    held.enter_context(tally.counting())  # what else the process reads is no part of the run
+    held.enter_context(read_counter.counting())  # what else the process reads is no part of the run
     if resume:
         together(comm, lambda: _hold(RunDirectory.open(path).path, held, comm))
     found = together(comm, lambda: find_checkpoints(path, config, comm, resume=resume))
@@ -153,7 +153,7 @@ def _train(
 
 def _setup(trainer: Trainer, comm: Communicator, seconds: float) -> dict[str, Any]:
     """What was built, and what this rank has read for it: the first epoch counts from here."""
-    opens, num_bytes = tally.take()
+    opens, num_bytes = read_counter.take()
     learner = trainer.learner
     estimated = learner.statistics is not None
     return {

@@ -23,11 +23,11 @@ def atomai_small() -> RunConfig:
 def pf() -> RunConfig:
     """PF: the convolutional variational autoencoder (26 M weights) on contact maps of a folding protein. Wants a GPU."""
     optim = OptimConfig(rate=1e-4, momentum=0.9)
-    return RunConfig(net="cvae", data="sample:pf", objective="reconstruct", epochs=50, batch=128, optim=optim)
+    return RunConfig(net="cvae", data="sample:pf", task="reconstruct", epochs=50, batch=128, optim=optim)
 
 
 def pf_small() -> RunConfig:
     """PF with a sixteenth of the CVAE's filters: an epoch of the sample in seconds on 2 cores."""
     optim = OptimConfig(rate=3e-4, momentum=0.9)
     options = {"filters": 8, "features": 64}
-    return RunConfig(net="cvae", net_options=options, data="sample:pf", objective="reconstruct", epochs=5, batch=64, optim=optim)
+    return RunConfig(net="cvae", net_options=options, data="sample:pf", task="reconstruct", epochs=5, batch=64, optim=optim)

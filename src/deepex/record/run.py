@@ -21,7 +21,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +33,7 @@ from typing import Any, Final, Self
 from deepex.errors import RunError
 from deepex.record.clock import COMPUTE, PHASES
 from deepex.record.files import read_json, read_lines, storage_error, write_json, write_text
+from deepex.record.measure import EARLIER, LOSS, Measure
 from deepex.record.rule import Amount, Amounts, Count, Seconds, Shares, Times
 from deepex.record.schema import REMEDY, Config, Machine, State, checked, checked_line, read_moments
 from deepex.record.table import dump_toml, load_toml
@@ -43,13 +44,16 @@ _LOOK_SECONDS: Final = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How well the network did over some samples. `error` (wrong / seen) or `rmse` is there, as the objective has it."""
+    """How well the network did over some samples: the loss, and by name the measures that the run declares."""
 
     loss: float
     samples: Count
-    error: float | None = None
-    rmse: float | None = None
+    measures: dict[str, float] = field(default_factory=dict)
     seconds: Amount | None = None
+
+    def get(self, measure: str) -> float | None:
+        """The loss, or a measure; None if it is not there."""
+        return self.loss if measure == LOSS.name else self.measures.get(measure)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ class EpochRecord:
     mean itself had come since the sync before. `lost` is how often a replica was left out of a sync, having gone astray.
     `usage` has what each rank used in each phase and in `other` (validation, checkpoints): `usage["cpu_seconds"]["forward"][rank]`;
     what could not be measured is not there, and what cannot be told by phase is all in `epoch`. `opens` and `data_bytes` are of the
-    files of samples (data/feeds/tally.py).
+    files of samples (data/feeds/read_counter.py).
     """
 
     epoch: Count
@@ -100,9 +104,9 @@ class EpochRecord:
         return len(self.wall)
 
     def score(self, part: str, measure: str) -> float | None:
-        """Look up a measure (`loss`, `error`, `rmse`) of `train` or `validation`."""
+        """Look up the loss or a measure of `train` or `validation`."""
         score = self.train if part == "train" else self.validation
-        return None if score is None else getattr(score, measure)
+        return None if score is None else score.get(measure)
 
 
 class RunDirectory:
@@ -148,7 +152,10 @@ class RunDirectory:
         path = self.path / "config.toml"
         if not path.is_file():
             raise RunError(f"{path} is missing; restore it or start a new run")
-        config: dict[str, Any] = checked(Config, load_toml(path), path)
+        table = load_toml(path)
+        if "objective" in table:  # as the key was called in earlier runs
+            table = {"task" if key == "objective" else key: value for key, value in table.items()}
+        config: dict[str, Any] = checked(Config, table, path)
         return config
 
     @property
@@ -164,6 +171,14 @@ class RunDirectory:
         path = self.path / "run.json"
         state: dict[str, Any] = checked(State, read_json(path, finite=True), path)
         return state
+
+    def measures(self, epochs: Sequence[EpochRecord]) -> list[Measure]:
+        """What the run is judged by, the first above all; of a run that does not say so, what is in its records."""
+        if declared := self.state.get("measures"):
+            path = self.path / "run.json"
+            found: list[Measure] = checked(list[Measure], declared, path)
+            return found
+        return [EARLIER.get(name, Measure(name=name)) for name in (epochs[-1].train.measures if epochs else {})] or [LOSS]
 
     @property
     def id(self) -> str:
@@ -311,8 +326,20 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def _with_measures(table: object) -> object:
+    """A line in which an earlier version wrote measures beside the loss, as it is written now."""
+    if not isinstance(table, dict):
+        return table
+    scores = {part: score for part in ("train", "validation") if isinstance(score := table.get(part), dict)}
+    for part, score in scores.items():
+        if found := {name: score[name] for name in EARLIER if name in score}:
+            rest = {key: value for key, value in score.items() if key not in EARLIER}
+            table = {**table, part: {**rest, "measures": {name: value for name, value in found.items() if value is not None}}}
+    return table
+
+
 def _epoch(path: Path, number: int, table: object) -> EpochRecord:
-    epoch: EpochRecord = checked_line(EpochRecord, table, path, number, REMEDY)
+    epoch: EpochRecord = checked_line(EpochRecord, _with_measures(table), path, number, REMEDY)
     if epoch.epoch != number:
         raise RunError(f"{path}, line {number} is of epoch {epoch.epoch}: lines are missing, or in another order; {REMEDY}")
     lengths = {len(epoch.phases.get(name, [])) for name in PHASES} | {len(epoch.wall)}

@@ -78,6 +78,7 @@ class State(TypedDict, total=False):
     network: Network
     dataset: Dataset
     samples: dict[str, Count]
+    measures: list[dict[str, Any]]
     data: dict[str, Any]
     framework: Framework
     heap: str
@@ -101,7 +102,7 @@ class Config(TypedDict, total=False):
 
     net: str
     data: str
-    objective: str
+    task: str
     precision: str
     layout: str
     target: str | float

@@ -40,6 +40,8 @@ def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
     """Build the dataclass `kind` from `table`; `where` is the dotted key of the table in the whole configuration."""
     hints, known = _shape(kind)  # type: ignore[arg-type]  # a type is hashable
     for key in table:
+        if (now := getattr(kind, "renamed", {}).get(key)) is not None:
+            raise ConfigError(f"key {where + key!r} is called {where + now!r} now: write {where + now} = {table[key]!r}")
         if key not in known:
             raise ConfigError(_unknown(where + key, key, known, where))
     missing = [n for n, f in known.items() if n not in table and f.default is MISSING and f.default_factory is MISSING]

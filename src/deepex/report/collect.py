@@ -16,6 +16,7 @@ from typing import Any, Final
 from deepex.errors import DeepexError, RunError
 from deepex.record import EpochRecord, PlannedRun, RunDirectory, StudyDirectory, is_study
 from deepex.record.files import read_json
+from deepex.record.measure import Measure
 from deepex.record.schema import Measurement, PageCache, checked
 from deepex.speedup.statistics import steady
 
@@ -43,6 +44,7 @@ class Run:
     config: dict[str, Any]
     machines: list[dict[str, Any]]
     epochs: list[EpochRecord]
+    measures: list[Measure]
     varied: dict[str, Any] = field(default_factory=dict)
     page_cache: dict[str, Any] = field(default_factory=dict)
 
@@ -89,10 +91,9 @@ class Run:
         return all(epoch.measured for epoch in self.epochs)
 
     @property
-    def measure(self) -> str:
-        """What the objective is judged by."""
-        train = self.epochs[-1].train
-        return "error" if train.error is not None else "rmse" if train.rmse is not None else "loss"
+    def measure(self) -> Measure:
+        """What the run is judged by above all."""
+        return self.measures[0]
 
 
 @dataclass(kw_only=True)
@@ -201,14 +202,15 @@ def _read_planned(study: Study, directory: StudyDirectory, planned: PlannedRun, 
 
 def _read_run(path: Path, name: str, varied: dict[str, Any], problems: list[Problem]) -> Run | None:
     directory = RunDirectory.open(path)
-    cache, state = path / "page_cache.json", directory.state
+    cache, state, epochs = path / "page_cache.json", directory.state, directory.epochs()
     state["status"], state["reason"] = directory.outcome
     run = Run(
         name=name,
         state=state,
         config=directory.config,
         machines=directory.machine,
-        epochs=directory.epochs(),
+        epochs=epochs,
+        measures=directory.measures(epochs),
         varied=varied,
         page_cache=checked(PageCache, read_json(cache), cache) if cache.is_file() else {},
     )

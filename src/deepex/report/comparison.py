@@ -15,6 +15,7 @@ from statistics import median
 
 from deepex.errors import RunError
 from deepex.record import PHASES, EpochRecord
+from deepex.record.measure import Measure
 from deepex.report.collect import collect
 from deepex.report.experiment import Group, experiments
 from deepex.speedup.statistics import Groups, Interval, middle, ratio, verdict
@@ -79,8 +80,9 @@ def _findings(name: str, one: Group, other: Group) -> list[Finding]:
     for part in ("train", "validation"):
         scores = [_scores(group, part, one.runs[0].measure, last) for group in (one, other)]
         if all(scores):
-            text = f"{part} {one.runs[0].measure} after {last} epoch(s)"
-            findings.append(_finding(name, text, scores[0], scores[1], better="lower", worse="higher"))
+            measure = one.runs[0].measure
+            text, worse = f"{part} {measure.name} after {last} epoch(s)", "lower" if measure.better == "higher" else "higher"
+            findings.append(_finding(name, text, scores[0], scores[1], better=measure.better, worse=worse))
     return findings
 
 
@@ -89,8 +91,8 @@ def _time(name: str, what: str, one: Group, other: Group, value: Callable[[Epoch
     return _finding(name, f"seconds of {what}", times[0], times[1], better="faster", worse="slower")
 
 
-def _scores(group: Group, part: str, measure: str, last: int) -> list[list[float]]:
-    found = [[epoch.score(part, measure) for epoch in run.epochs if epoch.epoch == last] for run in group.runs]
+def _scores(group: Group, part: str, measure: Measure, last: int) -> list[list[float]]:
+    found = [[epoch.score(part, measure.name) for epoch in run.epochs if epoch.epoch == last] for run in group.runs]
     return [[value for value in values if value is not None] for values in found] if all(map(_known, found)) else []
 
 

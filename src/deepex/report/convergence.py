@@ -12,12 +12,11 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
+from deepex.record.measure import Measure
 from deepex.report.collect import Run
 from deepex.report.experiment import Experiment, Group
 from deepex.report.figure import MOST_LINES, Figure, Trace, View, axes, band, line, quantile, ramp_at, thin
 from deepex.report.words import count, listed, number, seconds
-
-_NAMES = {"error": "error", "rmse": "RMSE", "loss": "loss"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ def convergence_figures(experiment: Experiment) -> list[Figure]:
     return [_by_group(curves, measure, ordered=bool(experiment.ladders())), *([both] if both else [])]
 
 
-def curve(name: str, runs: Sequence[Run], part: str, measure: str) -> Curve | None:
+def curve(name: str, runs: Sequence[Run], part: str, measure: Measure) -> Curve | None:
     """The median course of some runs, over the epochs that more than half of them have."""
     values: dict[int, list[float]] = {}
     passed: dict[int, list[float]] = {}
@@ -56,7 +55,7 @@ def curve(name: str, runs: Sequence[Run], part: str, measure: str) -> Curve | No
         usual = median(epoch.seconds for epoch in run.steady)
         clock = accumulate(usual if epoch.partial else epoch.seconds for epoch in run.epochs)
         for epoch, so_far in zip(run.epochs, clock, strict=True):
-            value = epoch.score(part, measure)
+            value = epoch.score(part, measure.name)
             if value is not None:
                 values.setdefault(epoch.epoch, []).append(value)
                 passed.setdefault(epoch.epoch, []).append(so_far)
@@ -96,12 +95,12 @@ def traces(curves: Sequence[Curve], *, over: str, ordered: bool = False) -> list
     return drawn
 
 
-def score_text(measure: str, value: float) -> str:
-    """An error as a percentage, anything else as a number."""
-    return f"{100 * value:.3g}\u00a0%" if measure == "error" else number(value)
+def score_text(measure: Measure, value: float) -> str:
+    """A share in per cent, anything else as a number with its unit."""
+    return f"{100 * value:.3g}\u00a0%" if measure.is_share else f"{number(value)} {measure.unit}".strip()
 
 
-def _by_group(curves: Sequence[Curve], measure: str, *, ordered: bool) -> Figure:
+def _by_group(curves: Sequence[Curve], measure: Measure, *, ordered: bool) -> Figure:
     last = [
         f"{score_text(measure, one.middle[-1])} for {one.name} (epoch {one.epochs[-1]}, {seconds(one.passed[-1])})"
         for one in curves
@@ -113,12 +112,12 @@ def _by_group(curves: Sequence[Curve], measure: str, *, ordered: bool) -> Figure
         else " Lines are medians over repeats, bands reach over "
         + ("the 10th to the 90th percentile." if max(repeats) > 10 else "all of them.")
     )
-    sentence = f"The training {_NAMES[measure]} ends at {listed(last)}.{spread}"
+    sentence = f"The training {measure.title} ends at {listed(last)}.{spread}"
     return Figure(
-        title=f"Convergence: training {_NAMES[measure]}",
+        title=f"Convergence: training {measure.title}",
         sentence=sentence,
-        alt=f"Line chart of the training {_NAMES[measure]}, a line for each of {listed(one.name for one in curves)}. {sentence}",
-        columns=["runs", "epoch", "seconds passed", f"{measure} (median)", "low", "high", "repeats"],
+        alt=f"Line chart of the training {measure.title}, a line for each of {listed(one.name for one in curves)}. {sentence}",
+        columns=["runs", "epoch", "seconds passed", f"{measure.name} (median)", "low", "high", "repeats"],
         rows=_rows(curves),
         views=[
             View(label="over epochs", traces=traces(curves, over="epochs", ordered=ordered), layout=_axes("epoch", measure)),
@@ -131,7 +130,7 @@ def _by_group(curves: Sequence[Curve], measure: str, *, ordered: bool) -> Figure
     )
 
 
-def _both(experiment: Experiment, measure: str) -> Figure | None:
+def _both(experiment: Experiment, measure: Measure) -> Figure | None:
     group = max(experiment.groups, key=lambda group: (group.ranks, len(group.runs)))
     curves = [one for part in ("train", "validation") if (one := curve(_part(part), group.runs, part, measure)) is not None]
     if len(curves) < 2:
@@ -139,17 +138,17 @@ def _both(experiment: Experiment, measure: str) -> Figure | None:
     train, held = curves
     best = min(range(len(held.middle)), key=held.middle.__getitem__)
     gap = held.middle[-1] - train.middle[-1]
-    apart = f"{100 * abs(gap):.2g} percentage points" if measure == "error" else number(abs(gap))
+    apart = f"{100 * abs(gap):.2g} percentage points" if measure.is_share else number(abs(gap))
     sentence = (
-        f"With {group.label or count(group.ranks, 'rank')} the validation {_NAMES[measure]} is lowest in epoch {held.epochs[best]} "
+        f"With {group.label or count(group.ranks, 'rank')} the validation {measure.title} is lowest in epoch {held.epochs[best]} "
         f"({score_text(measure, held.middle[best])}) and ends at {score_text(measure, held.middle[-1])}, "
-        f"{apart} {'above' if gap >= 0 else 'below'} the training {_NAMES[measure]}."
+        f"{apart} {'above' if gap >= 0 else 'below'} the training {measure.title}."
     )
     return Figure(
-        title=f"Training and validation {_NAMES[measure]}",
+        title=f"Training and validation {measure.title}",
         sentence=sentence,
-        alt=f"Two lines over epochs: training and validation {_NAMES[measure]}. {sentence}",
-        columns=["part", "epoch", "seconds passed", f"{measure} (median)", "low", "high", "repeats"],
+        alt=f"Two lines over epochs: training and validation {measure.title}. {sentence}",
+        columns=["part", "epoch", "seconds passed", f"{measure.name} (median)", "low", "high", "repeats"],
         rows=_rows(curves),
         views=[View(traces=traces(curves, over="epochs"), layout=_axes("epoch", measure))],
         height=320,
@@ -168,6 +167,6 @@ def _part(part: str) -> str:
     return "training" if part == "train" else part
 
 
-def _axes(x: str, measure: str) -> dict[str, object]:
-    form = {"tickformat": ".2~%"} if measure == "error" else {}
-    return axes(x, _NAMES[measure], yaxis={"rangemode": "tozero", **form})
+def _axes(x: str, measure: Measure) -> dict[str, object]:
+    form = {"tickformat": ".2~%"} if measure.is_share else {}
+    return axes(x, measure.title, yaxis={"rangemode": "tozero", **form})

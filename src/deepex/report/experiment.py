@@ -14,12 +14,13 @@ from functools import cached_property
 from typing import Any, Final
 
 from deepex.record import Target
+from deepex.record.measure import Measure
 from deepex.report.collect import Collection, Run, Study
 from deepex.report.words import count, value_text
 from deepex.speedup.target import common_target
 
 # What may differ between repeats: chance, what is done with the result, and how long.
-_CHANCE: Final = {"seed", "replicas", "epochs", "target", "verify", "comm", "net", "data", "objective"}
+_CHANCE: Final = {"seed", "replicas", "epochs", "target", "verify", "comm", "net", "data", "task"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,8 @@ class Experiment:
         return [run for group in self.groups for run in group.runs]
 
     @property
-    def measure(self) -> str:
-        """What the objective is judged by."""
+    def measure(self) -> Measure:
+        """What its runs are judged by."""
         return self.runs[0].measure
 
     def ladders(self) -> dict[str, list[Group]]:
@@ -131,7 +132,9 @@ def _of_study(study: Study) -> Experiment:
     chance = ("seed",) if study.kind == "variability" else ()
     runs = [(run, {key: value for key, value in run.varied.items() if key not in chance}) for run in study.runs]
     groups, targets = _groups(runs), _targets(study.state.get("targets"), study.runs)
-    common = common_target([[run.epochs for run in group.runs] for group in groups]) if not targets and len(groups) > 1 else None
+    common = None
+    if not targets and len(groups) > 1:
+        common = common_target([[run.epochs for run in group.runs] for group in groups], groups[0].runs[0].measure)
     return Experiment(
         kind=study.kind,
         name=study.name,

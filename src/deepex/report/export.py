@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from deepex.errors import RunError, UnknownName
 from deepex.record import PHASES, EpochRecord
+from deepex.record.measure import LOSS, Measure
 from deepex.record.target import Target
 from deepex.report.collect import Collection, Run
 
@@ -31,7 +32,8 @@ def to_csv(collection: Collection) -> str:
     """A line for each epoch of each run, with what the run varies."""
     runs = collection.all_runs()
     varied = list(dict.fromkeys(key for run in runs for key in run.varied if key != "ranks"))
-    scores = [(part, measure) for part in ("train", "validation") for measure in ("loss", "error", "rmse")]
+    measures = dict.fromkeys(measure.name for run in runs for measure in (LOSS, *run.measures))
+    scores = [(part, measure) for part in ("train", "validation") for measure in measures]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     fixed = ("ranks", "replicas", "batch", "epoch", "samples", "seconds", "measured", "partial", "rate", "syncs")
@@ -77,7 +79,7 @@ def _mlperf(run: Run) -> Iterator[str]:
         if epoch.validation is not None:
             yield _line(moment, "INTERVAL_START", "eval_start", None, run=run.name, epoch_num=epoch.epoch)
             moment += epoch.validation.seconds or 0.0
-            yield _line(moment, "POINT_IN_TIME", *_evaluated(epoch), run=run.name, epoch_num=epoch.epoch)
+            yield _line(moment, "POINT_IN_TIME", *_evaluated(run.measure, epoch), run=run.name, epoch_num=epoch.epoch)
             yield _line(moment, "INTERVAL_END", "eval_stop", None, run=run.name, epoch_num=epoch.epoch)
     goal = config.get("target")  # without one, a run that finished did what was asked of it
     reached = not goal or Target.parse(str(goal)).reached(run.epochs[-1])
@@ -85,11 +87,12 @@ def _mlperf(run: Run) -> Iterator[str]:
     yield _line(moment, "INTERVAL_END", "run_stop", None, run=run.name, status=ended)
 
 
-def _evaluated(epoch: EpochRecord) -> tuple[str, float | None]:
-    """MLPerf knows accuracies; what has none is given by its error."""
-    assert epoch.validation is not None
-    error = epoch.validation.error
-    return ("eval_accuracy", 1 - error) if error is not None else ("eval_error", epoch.validation.rmse)
+def _evaluated(measure: Measure, epoch: EpochRecord) -> tuple[str, float | None]:
+    """MLPerf knows accuracies: of a share that should be low, the rest. Anything else has its own name."""
+    value = epoch.score("validation", measure.name)
+    if value is not None and measure.is_share and measure.better == "lower":
+        return "eval_accuracy", 1 - value
+    return f"eval_{measure.name}", value
 
 
 def _line(moment: float, event: str, key: str, value: Any, **metadata: Any) -> str:

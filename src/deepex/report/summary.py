@@ -117,14 +117,14 @@ def _times(experiment: Experiment, gained: Sequence[Gain]) -> list[str]:
         group = experiment.groups[0]
         time = middle(group.seconds)
         last = [run.epochs[-1] for run in group.runs]
-        held = [value for epoch in last if (value := epoch.score("validation", experiment.measure)) is not None]
-        train = [value for epoch in last if (value := epoch.score("train", experiment.measure)) is not None]
+        held = [value for epoch in last if (value := epoch.score("validation", experiment.measure.name)) is not None]
+        train = [value for epoch in last if (value := epoch.score("train", experiment.measure.name)) is not None]
         value = median(held or train)
         part = "validation" if held else "training"
         ends = f"{score_text(experiment.measure, value)}{' in the median' if len(last) > 1 else ''}"
         text = (
             f"{count(group.ranks, 'rank')}: an epoch takes {seconds(time.value)} {within(time, seconds)}; "
-            f"the {part} {experiment.measure} ends at {ends} after {count(last[0].epoch, 'epoch')}."
+            f"the {part} {experiment.measure.name} ends at {ends} after {count(last[0].epoch, 'epoch')}."
         )
         return [text]
     return [fastest(experiment.groups)]

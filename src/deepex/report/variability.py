@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
+from deepex.record.measure import Measure
 from deepex.report.collect import Run
 from deepex.report.convergence import score_text
 from deepex.report.experiment import Experiment
@@ -76,22 +77,22 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return short if len(set(short)) == len(short) else [f"{at}: {run.name}" for at, run in enumerate(runs, start=1)]
 
 
-def _scores(runs: Sequence[Run], measure: str) -> dict[str, float]:
+def _scores(runs: Sequence[Run], measure: Measure) -> dict[str, float]:
     last = min(run.epochs[-1].epoch for run in runs)
     found = {}
     for name, run in zip(_names(runs), runs, strict=True):
         epoch = next(one for one in run.epochs if one.epoch == last) if any(e.epoch == last for e in run.epochs) else run.epochs[-1]
-        value = epoch.score("validation", measure)
-        value = epoch.score("train", measure) if value is None else value
+        value = epoch.score("validation", measure.name)
+        value = epoch.score("train", measure.name) if value is None else value
         if value is not None:
             found[name] = value
     return found
 
 
-def _accuracy(scores: dict[str, float], measure: str) -> Figure:
+def _accuracy(scores: dict[str, float], measure: Measure) -> Figure:
     values = list(scores.values())
     sentence = (
-        f"After equally many epochs the {measure} of {count(len(values), 'run')} lies between "
+        f"After equally many epochs the {measure.name} of {count(len(values), 'run')} lies between "
         f"{score_text(measure, min(values))} and {score_text(measure, max(values))}, "
         f"in the median at {score_text(measure, median(values))}."
     )
@@ -105,14 +106,14 @@ def _accuracy(scores: dict[str, float], measure: str) -> Figure:
         "hovertemplate": "%{y:.4g}<extra></extra>",
         "meta": {"series": 3, "role": "box"},
     }
-    form = {"tickformat": ".3~%"} if measure == "error" else {}
+    form = {"tickformat": ".3~%"} if measure.is_share else {}
     return Figure(
-        title=f"Distribution of the {measure}",
+        title=f"Distribution of the {measure.name}",
         sentence=sentence,
-        alt=f"Box and points of the {measure} over runs. {sentence}",
-        columns=["run", measure],
+        alt=f"Box and points of the {measure.name} over runs. {sentence}",
+        columns=["run", measure.name],
         rows=[[name, value] for name, value in scores.items()],
-        views=[View(traces=[box], layout=axes("all runs", measure, yaxis=form))],
+        views=[View(traces=[box], layout=axes("all runs", measure.name, yaxis=form))],
         height=320,
     )
 

@@ -6,6 +6,7 @@ weak_figures(experiment)
 from collections.abc import Sequence
 from statistics import median
 
+from deepex.record.measure import Measure
 from deepex.report.convergence import score_text
 from deepex.report.experiment import Experiment, Group
 from deepex.report.figure import Figure, View, axes, guide, line, rank_axis
@@ -62,14 +63,14 @@ def _efficiency(rungs: Sequence[Group]) -> Figure:
     )
 
 
-def _at_equal_epochs(rungs: Sequence[Group], measure: str) -> Figure | None:
+def _at_equal_epochs(rungs: Sequence[Group], measure: Measure) -> Figure | None:
     common = min(run.epochs[-1].epoch for group in rungs for run in group.runs)
     scores = [
         [
             value
             for run in group.runs
             for e in run.epochs
-            if e.epoch == common and (value := e.score("validation", measure)) is not None
+            if e.epoch == common and (value := e.score("validation", measure.name)) is not None
         ]
         for group in rungs
     ]
@@ -77,7 +78,7 @@ def _at_equal_epochs(rungs: Sequence[Group], measure: str) -> Figure | None:
         return None
     ranks, middles = [group.ranks for group in rungs], [median(values) for values in scores]
     trace = line(
-        f"validation {measure}",
+        f"validation {measure.name}",
         ranks,
         middles,
         low=[min(values) for values in scores],
@@ -86,16 +87,16 @@ def _at_equal_epochs(rungs: Sequence[Group], measure: str) -> Figure | None:
         hover="%{x} ranks: %{y:.4g}",
     )
     sentence = (
-        f"After {count(common, 'epoch')} the validation {measure} is {score_text(measure, middles[0])} on "
+        f"After {count(common, 'epoch')} the validation {measure.name} is {score_text(measure, middles[0])} on "
         f"{count(ranks[0], 'rank')} and {score_text(measure, middles[-1])} on {ranks[-1]:,}; bars reach over all repeats."
     )
-    form = {"tickformat": ".2~%"} if measure == "error" else {}
+    form = {"rangemode": "tozero", **({"tickformat": ".2~%"} if measure.is_share else {})}
     return Figure(
-        title=f"Validation {measure} after equally many epochs",
+        title=f"Validation {measure.name} after equally many epochs",
         sentence=sentence,
-        alt=f"Line chart of the validation {measure} over ranks. {sentence}",
-        columns=["ranks", f"validation {measure} (median)", "least", "greatest", "repeats"],
+        alt=f"Line chart of the validation {measure.name} over ranks. {sentence}",
+        columns=["ranks", f"validation {measure.name} (median)", "least", "greatest", "repeats"],
         rows=[[r, m, min(v), max(v), len(v)] for r, m, v in zip(ranks, middles, scores, strict=True)],
-        views=[View(traces=[trace], layout=axes("ranks", measure, xaxis=rank_axis(ranks), yaxis={"rangemode": "tozero", **form}))],
+        views=[View(traces=[trace], layout=axes("ranks", measure.name, xaxis=rank_axis(ranks), yaxis=form))],
         height=320,
     )

@@ -1,6 +1,6 @@
 """One step's arithmetic on one replica: forward and backward into the arena's gradients.
 
-    step = EagerStep(network, objective, arena, prepare, precision="bf16")
+    step = EagerStep(network, task, arena, prepare, precision="bf16")
     step.forward(raw_images, labels); step.backward(); arena.gradients
 
 Loss and measure are summed on the device in `step.sums` and reach the host when somebody reads it, once per epoch.
@@ -18,7 +18,7 @@ from torch import nn
 
 from deepex.arena.arena import Arena
 from deepex.data.prepare import Prepare
-from deepex.task.objective import Objective
+from deepex.task.task import Task
 
 _BITS: Final = 0xFFFFFFFFFFFFFFFF
 
@@ -27,13 +27,13 @@ _BITS: Final = 0xFFFFFFFFFFFFFFFF
 class EagerStep:
     """Runs PyTorch's operators one by one, on whatever device the arena is."""
 
-    def __init__(self, network: nn.Module, objective: Objective, arena: Arena, prepare: Prepare, *, precision: str) -> None:
-        self._network, self._objective, self._arena, self._prepare = network, objective, arena, prepare
+    def __init__(self, network: nn.Module, task: Task, arena: Arena, prepare: Prepare, *, precision: str) -> None:
+        self._network, self._task, self._arena, self._prepare = network, task, arena, prepare
         self._compute: Callable[[torch.Tensor], Any] = network
         self._device = arena.memory.device
         self._bf16 = precision == "bf16"
         self._loss: torch.Tensor | None = None
-        self.sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        self.sums = torch.zeros(1 + len(task.measures), dtype=torch.float64, device=self._device)
 
     def use(self, compute: Callable[[torch.Tensor], Any]) -> None:
         """Compute the network's output so from now on: by its compiled code, say."""
@@ -47,9 +47,10 @@ class EagerStep:
         """Compute loss and measure of a prepared batch and add them to `sums`."""
         with self.precision():
             output = self._compute(images)
-        self._loss = self._objective.loss(output, images, labels)
+        self._loss = self._task.loss(output, images, labels)
         self.sums[0].add_(self._loss.detach(), alpha=len(images))
-        self.sums[1].add_(self._objective.tally(output, images, labels))
+        for total, value in zip(self.sums[1:], self._task.measure_sums(output, images, labels), strict=True):
+            total.add_(value)
 
     def backward(self) -> None:
         """Replace the arena's gradients by those of the last batch's loss."""

@@ -1,6 +1,6 @@
 """The order of image tensors in memory: channels-last or contiguous, whichever this network trains faster in, here.
 
-    choice = choose_layout(network, shape=(1, 28, 28), batch=32, objective=objective, device=cpu)
+    choice = choose_order(network, shape=(1, 28, 28), batch=32, task=task, device=cpu)
     choice.channels_last, choice.reason
 
 On a GPU channels-last feeds the tensor cores. On a CPU it depends: max pooling is up to seven times faster in it, ResNet-18 a tenth
@@ -18,7 +18,7 @@ from torch import nn
 
 from deepex.arena.network import twin, unchanged
 from deepex.errors import told
-from deepex.task.objective import Objective
+from deepex.task.task import Task
 
 _TRIAL_SECONDS: Final = 4.0
 _MIN_ROUNDS, _MAX_ROUNDS = 4, 20
@@ -34,22 +34,20 @@ class ImageOrder:
     reason: str
 
 
-def choose_order(
-    network: nn.Module, *, shape: tuple[int, ...], batch: int, objective: Objective, device: torch.device
-) -> ImageOrder:
+def choose_order(network: nn.Module, *, shape: tuple[int, ...], batch: int, task: Task, device: torch.device) -> ImageOrder:
     """Choose for training on batches of `shape` (channels, height, width); network and random numbers are left as they were."""
     with unchanged(network):
-        return _chosen(network, shape, batch, objective, device)
+        return _chosen(network, shape, batch, task, device)
 
 
-def _chosen(network: nn.Module, shape: tuple[int, ...], batch: int, objective: Objective, device: torch.device) -> ImageOrder:
-    refusal = _refusal(network, shape, objective)
+def _chosen(network: nn.Module, shape: tuple[int, ...], batch: int, task: Task, device: torch.device) -> ImageOrder:
+    refusal = _refusal(network, shape, task)
     if refusal is not None:
         return ImageOrder(channels_last=False, reason=f"the network cannot take channels-last: {refusal}")
     if device.type == "cuda":
         return ImageOrder(channels_last=True, reason="tensor cores read channels-last")
     before = torch.random.get_rng_state()
-    trials = {last: _Trial(network, (batch, *shape), objective, channels_last=last) for last in (False, True)}
+    trials = {last: _Trial(network, (batch, *shape), task, channels_last=last) for last in (False, True)}
     began = perf_counter()
     for rounds in range(1, _MAX_ROUNDS + 1):
         for trial in trials.values():  # in turns, so that a busy moment of the machine hits both
@@ -64,12 +62,12 @@ def _chosen(network: nn.Module, shape: tuple[int, ...], batch: int, objective: O
     return ImageOrder(channels_last=last < plain, reason=text)
 
 
-def _refusal(network: nn.Module, shape: tuple[int, ...], objective: Objective) -> str | None:
+def _refusal(network: nn.Module, shape: tuple[int, ...], task: Task) -> str | None:
     """What a network that trains in the usual order raises in the other; None if it takes both."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            _Trial(network, (_FEW, *shape), objective, channels_last=True).step()
+            _Trial(network, (_FEW, *shape), task, channels_last=True).step()
         except Exception as error:  # noqa: BLE001 - it is somebody's network
             return told(error)
     return None
@@ -78,15 +76,15 @@ def _refusal(network: nn.Module, shape: tuple[int, ...], objective: Objective) -
 class _Trial:
     """Steps of a copy of the network in one order; the first warms up."""
 
-    def __init__(self, network: nn.Module, shape: tuple[int, ...], objective: Objective, *, channels_last: bool) -> None:
+    def __init__(self, network: nn.Module, shape: tuple[int, ...], task: Task, *, channels_last: bool) -> None:
         order = torch.channels_last if channels_last else torch.contiguous_format
         self._network = twin(network, channels_last=channels_last)
-        self._objective, self.seconds = objective, list[float]()
+        self._task, self.seconds = task, list[float]()
         self._images = torch.empty(shape, memory_format=order).uniform_()
         self._labels = torch.zeros(shape[0], dtype=torch.int64)
 
     def step(self) -> None:
         began = perf_counter()
-        self._objective.loss(self._network(self._images), self._images, self._labels).backward()
+        self._task.loss(self._network(self._images), self._images, self._labels).backward()
         self.seconds.append(perf_counter() - began)
         self._network.zero_grad()

@@ -22,7 +22,7 @@ from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.prepare import Prepare
 from deepex.record.clock import BACKWARD, FORWARD, INPUT, UPDATE, PhaseClock
 from deepex.step.eager import EagerStep, seed_step
-from deepex.task.objective import Objective
+from deepex.task.task import Task
 
 Rate = Callable[[int, int], float]  # of an epoch and a step
 
@@ -59,7 +59,7 @@ class StepInputs:
     optim: OptimConfig
     network: nn.Module
     arena: Arena
-    objective: Objective
+    task: Task
     prepare: Prepare
     feed: Feed
     samples: Samples

@@ -25,6 +25,7 @@ from deepex.record import PlannedRun, Target
 from deepex.record.table import parse_assignments
 from deepex.study.kinds import Kind, Subject, Variant
 from deepex.study.trust import check_commands
+from deepex.task import task_kind
 
 _LONGEST_NAME: Final = 120  # before it is shortened: a directory's name has 255 bytes at most
 _EPOCHS: Final = 4  # the first warms up, three are measured
@@ -51,6 +52,8 @@ def open_subject(request: Request) -> Subject:
     """Read the configuration and look at its dataset."""
     changes = parse_assignments(request.settings)
     config = find_config(request.recipe, changes)
+    for text in request.targets:
+        Target.parse(text).check(task_kind(config.task).measures, config.task)
     samples = config.samples or open_dataset(config).part("train").count
     cores = int(describe_cpu()["num_cores_usable"] or 1)
     return Subject(
@@ -80,7 +83,7 @@ def hardest(targets: Sequence[str]) -> str | None:
     parsed = [Target.parse(text) for text in targets]
     if len({(target.part, target.measure) for target in parsed}) != 1:
         return None
-    return str(min(parsed, key=lambda target: target.value))
+    return str(max(parsed, key=lambda target: target.value if target.rises else -target.value))
 
 
 def _common(kind: Kind, subject: Subject, request: Request) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class CheckpointConfig:
 class Position:
     """How far a run is: `epoch` whole epochs, and `step` steps into the next, of which `syncs`, `sums`, `apart` and `lost` so far.
 
-    `sums` has the loss, the tally of the measure and the samples, over all ranks; `apart` what was seen of drift: the number of
+    `sums` has the loss, the sum of each measure and the samples, over all ranks; `apart` what was seen of drift: the number of
     syncs and the mean squares over them; `lost` how often a replica was left out. `worst` is the highest training loss of the whole
     epochs.
     """
@@ -221,8 +221,8 @@ def _problems_of_position(header: dict[str, Any]) -> Iterator[str]:
         if type(value) is not int or not least <= value < _MOST:
             yield f"its {key!r} is {value!r}, not a whole number of at least {least}"
     sums, apart = header.get("sums"), header.get("apart", [])
-    if not isinstance(sums, list) or len(sums) != 3 or not all(map(_is_number, sums)):
-        yield f"its 'sums' is {sums!r}, not three numbers"
+    if not isinstance(sums, list) or len(sums) < 3 or not all(map(_is_number, sums)):
+        yield f"its 'sums' is {sums!r}, not three numbers or more"
     if not isinstance(apart, list) or not all(
         type(value) in (int, float) for value in apart
     ):  # replicas may be infinitely far apart

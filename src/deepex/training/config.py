@@ -5,16 +5,16 @@ from_table(RunConfig, to_table(config)) == config
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from deepex.arena.optimiser import OptimConfig
 from deepex.data.augment import AugmentConfig
-from deepex.errors import ConfigError, UnknownName
+from deepex.errors import ConfigError
 from deepex.record.table import check_types
 from deepex.record.target import Target
 from deepex.step.runner import StepOptions
 from deepex.sync.config import SyncConfig
-from deepex.task.objective import OBJECTIVES
+from deepex.task import task_kind
 from deepex.training.checkpoint import CheckpointConfig
 
 _MOST_THREADS: Final = 4096  # more than any node has cores; the libraries crash where the system gives them fewer than they want
@@ -41,7 +41,7 @@ class RunConfig:
     samples: int = 0
     net_options: dict[str, Any] = field(default_factory=dict)
     init: str = "default"
-    objective: str = "classify"
+    task: str = "classify"
     epochs: int = 10
     batch: int = 32
     replicas: int = 0
@@ -66,6 +66,8 @@ class RunConfig:
     sync: SyncConfig = field(default_factory=SyncConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
+    renamed: ClassVar[dict[str, str]] = {"objective": "task"}
+
     def __post_init__(self) -> None:
         check_types(self)
         for name, least in (("epochs", 1), ("batch", 1), ("replicas", 0), ("threads", 0), ("seed", 0), ("samples", 0)):
@@ -75,15 +77,12 @@ class RunConfig:
             raise ConfigError(f"threads is {self.threads}; it must be at most {_MOST_THREADS}: it is what each rank computes with")
         if self.sampling != 0 and not 0.01 <= self.sampling <= 3600:
             raise ConfigError(f"sampling is {self.sampling}; it must be from 0.01 to 3600 seconds, or 0 for no sampling")
-        if self.objective not in OBJECTIVES:
-            raise UnknownName("objective", self.objective, OBJECTIVES)
+        task_kind(self.task)
         if self.target is not None:
             self._check_target(Target.parse(str(self.target)))
 
     def _check_target(self, target: Target) -> None:
-        measures = ("loss", OBJECTIVES[self.objective].measure)
-        if target.measure not in measures:
-            raise ConfigError(f"target is {self.target!r}, but the objective {self.objective} measures {' and '.join(measures)}")
+        target.check(task_kind(self.task).measures, self.task)
         if target.part == "validation" and self.validate == "none":
             raise ConfigError(f"target is {self.target!r}, but validate is none: set validate=parallel")
 

@@ -1,7 +1,7 @@
 """Validation with agreed weights: the forward phase alone, by all ranks in parallel or on rank 0 as in the paper.
 
 evaluator = Evaluator(dataset.part("validation"), comm, how="parallel", batch=64, device=device, placement=placement, verify=True)
-evaluator.sums(network, step, objective)    # loss, tally and samples of this rank's part; the caller adds them over the ranks
+evaluator.sums(network, step, task)    # of loss, measures and samples, over this rank's part; the caller adds over the ranks
 """
 
 import torch
@@ -14,7 +14,7 @@ from deepex.data.feeds.placement import Placement, make_feed
 from deepex.data.feeds.samples import SampleFiles, Samples, Turn
 from deepex.data.feeds.shard import Slices
 from deepex.step.eager import EagerStep
-from deepex.task.objective import Objective
+from deepex.task.task import Task
 
 
 class Evaluator:
@@ -44,9 +44,9 @@ class Evaluator:
         self._rounds = 0
 
     @torch.no_grad()
-    def sums(self, network: nn.Module, step: EagerStep, objective: Objective) -> list[float]:
-        """Loss, tally and samples over this rank's part. Each of its layers is left in the mode it was in."""
-        totals = torch.zeros(2, dtype=torch.float64, device=self._device)
+    def sums(self, network: nn.Module, step: EagerStep, task: Task) -> list[float]:
+        """Loss, sums of the measures and samples over this rank's part. Each of its layers is left in the mode it was in."""
+        totals = torch.zeros(1 + len(task.measures), dtype=torch.float64, device=self._device)
         feed = self._begin()
         with evaluating(network):
             while True:
@@ -57,8 +57,9 @@ class Evaluator:
                 images = step.prepare(raw)
                 with step.precision():
                     output = network(images)
-                totals[0].add_(objective.loss(output, images, labels), alpha=len(images))
-                totals[1].add_(objective.tally(output, images, labels))
+                totals[0].add_(task.loss(output, images, labels), alpha=len(images))
+                for total, value in zip(totals[1:], task.measure_sums(output, images, labels), strict=True):
+                    total.add_(value)
         return [*totals.tolist(), float(self._samples.count)]
 
     def close(self) -> None:

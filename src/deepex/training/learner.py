@@ -47,7 +47,7 @@ from deepex.sync.meeting import ReplicaSet, ReplicaTurn, make_meeting
 from deepex.sync.momentum import make_momentum
 from deepex.sync.synced_slice import MatrixSlot, SyncedSlice
 from deepex.sync.when.rule import Seen, stretches
-from deepex.task.objective import make_objective
+from deepex.task import make_task
 from deepex.training.batch_norm import Statistics, chooses_estimates
 from deepex.training.job import Job
 
@@ -70,15 +70,15 @@ class Learner:
             job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros, moving=job.moving
         )
         self._held, self._still = Held(self.network), self._sum_still()
-        self.objective = make_objective(config.objective)
+        self.task = make_task(config.task)
         prepare = Prepare(
             manifest,
             job.device,
-            standardise=self.objective.standardise,
+            standardise=self.task.standardise,
             channels_last=job.channels_last,
             augment=config.augment,
         )
-        self.step = EagerStep(self.network, self.objective, self.arena, prepare, precision=config.precision)
+        self.step = EagerStep(self.network, self.task, self.arena, prepare, precision=config.precision)
         policy = config.sync.momentum if self._updates_locally and job.replicas > 1 else "average"
         self._counters = Counters(self.network, per_rank)
         self.momentum = make_momentum(policy, self.arena.momentum, replicas_per_rank=per_rank)
@@ -98,7 +98,7 @@ class Learner:
             optim=config.optim,
             network=self.network,
             arena=self.arena,
-            objective=self.objective,
+            task=self.task,
             prepare=prepare,
             feed=self.feed,
             samples=samples,

@@ -17,7 +17,7 @@ import torch
 
 from deepex.comm import Communicator
 from deepex.comm.together import AgreedError
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.errors import DamagedError, DivergedError
 from deepex.machine.sampling.usage import LENGTH, usage_of
 from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
@@ -27,14 +27,10 @@ from deepex.training.checkpoint import Checkpoint, Position
 from deepex.training.evaluate import Evaluator
 from deepex.training.job import Job
 from deepex.training.learner import Learner
+from deepex.training.rows import RowLayout, score_of
 from deepex.training.stop import StopPoll, StopSignals
 from deepex.training.usage import UsageWatch
 from deepex.training.watch import Watcher
-
-_TRAIN, _LOST, _REST = slice(0, 3), 3, slice(4, None)  # of a row that a rank tells the others
-_TIMES, _VALIDATION = slice(4, 5 + len(PHASES)), slice(5 + len(PHASES), 9 + len(PHASES))
-_READS = slice(9 + len(PHASES), 13 + len(PHASES))
-_USAGE, _DRIFT = slice(13 + len(PHASES), 13 + len(PHASES) + LENGTH), slice(13 + len(PHASES) + LENGTH, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +52,11 @@ class Trainer:
         self._watcher = watcher if comm.rank == 0 else Watcher()
         self.learner = Learner(job, comm, clock)
         self._evaluator = _make_evaluator(job, comm)
+        measures = len(self.learner.task.measures)
+        self._within = RowLayout(train=measures + 2, lost=1, drift=None)
+        self._whole = RowLayout(
+            train=measures + 2, lost=1, times=len(PHASES) + 1, validation=measures + 3, reads=4, usage=LENGTH, drift=None
+        )
         self._target = Target.parse(str(job.config.target)) if job.config.target else None
         self._kept = False  # whether a checkpoint had anything beside the arena
         self._signals, self._poll = StopSignals(), StopPoll(job.device)
@@ -170,49 +171,60 @@ class Trainer:
         shards = self._job.shards
         self.learner.check_network()
         mine = sum(shards.samples(replica, before.step, step) for replica in self.learner.replicas) - self.learner.lost_samples
-        row = [*self.learner.runner.sums.tolist(), mine, self.learner.lost, *self.learner.drift_row()]
-        rows = self._comm.gather_rows(torch.tensor(row, dtype=torch.float64))
-        self._check_finite(epoch, rows)
-        sums = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), before.sums, strict=True)]
+        train = [*self.learner.runner.sums.tolist(), mine]
+        row = self._within.pack(train=train, lost=[self.learner.lost], drift=self.learner.drift_row())
+        rows = self._comm.gather_rows(row)
+        train_rows, lost = self._within.of(rows, "train"), self._within.of(rows, "lost")
+        self._check_finite(epoch, train_rows, lost)
+        sums = _added(train_rows, before.sums)
         drift = self.learner.meeting.drift
-        apart = (drift.syncs, *rows[:, _REST].mean(0).tolist()) if drift is not None else ()
-        return Position(epoch, step, syncs, tuple(sums), apart, before.lost + _lost(rows), before.worst)
+        apart = (drift.syncs, *self._within.of(rows, "drift").mean(0).tolist()) if drift is not None else ()
+        return Position(epoch, step, syncs, tuple(sums), apart, before.lost + round(float(lost.sum())), before.worst)
 
     def _end_epoch(self, position: Position, syncs: int, mine: int, began: float) -> EpochRecord:
         """Read what the epoch measured, gather it from all ranks, and write the record."""
         phases = self.learner.clock.seconds()
         wall = perf_counter() - began
         sums = self.learner.runner.sums.tolist()
-        reads = [*tally.take()]
+        reads = [*read_counter.take()]
         validation = self._validate(position.epoch)
         self.learner.check_network()
-        reads += tally.take()
+        reads += read_counter.take()
         seen = mine - self.learner.lost_samples
-        told = [*sums, seen, self.learner.lost, *phases.values(), wall, *validation, *reads, *self.usage.row()]
-        rows = self._comm.gather_rows(torch.tensor([*told, *self.learner.drift_row()], dtype=torch.float64))
-        self._check_finite(position.epoch, rows)
-        train = [total + old for total, old in zip(rows[:, _TRAIN].sum(0).tolist(), position.sums, strict=True)]
-        columns = rows.T.tolist()
-        times = columns[_TIMES]
+        rows = self._comm.gather_rows(
+            self._whole.pack(
+                train=[*sums, seen],
+                lost=[self.learner.lost],
+                times=[*phases.values(), wall],
+                validation=validation,
+                reads=reads,
+                usage=self.usage.row(),
+                drift=self.learner.drift_row(),
+            )
+        )
+        of = {name: self._whole.of(rows, name) for name in ("train", "lost", "validation", "drift")}
+        self._check_finite(position.epoch, of["train"], of["lost"])
+        train = _added(of["train"], position.sums)
+        times, reads_by_rank = self._whole.of(rows, "times").T.tolist(), self._whole.of(rows, "reads").T.tolist()
         apart = self.learner.meeting.drift
-        drift, moved = apart.shares(rows[:, _DRIFT]) if apart is not None else ({}, {})
+        drift, moved = apart.shares(of["drift"]) if apart is not None else ({}, {})
         record = EpochRecord(
             epoch=position.epoch + 1,
-            samples=round(train[2]),
+            samples=round(train[-1]),
             steps=self._job.shards.steps,
             syncs=syncs,
             rate=self.learner.rate,
-            train=self._score(train),
+            train=score_of(self.learner.task.measures, train),
             seconds=max(times[-1]),
             phases=dict(zip(PHASES, times, strict=False)),
             wall=times[-1],
-            validation=self._validation_score(rows[:, _VALIDATION]),
+            validation=self._validation_score(of["validation"]),
             partial=position.step > 0,
             period=self.learner.rule.reason if self._job.replicas > 1 else "",
             drift=drift,
             moved=moved,
-            lost=position.lost + _lost(rows),
-            usage=tally.usage(*columns[_READS]) | usage_of(list(map(list, zip(*columns[_USAGE], strict=True)))),
+            lost=position.lost + round(float(of["lost"].sum())),
+            usage=read_counter.usage(*reads_by_rank) | usage_of(self._whole.of(rows, "usage").tolist()),
         )
         self.learner.learn(record)
         if self._comm.rank == 0:
@@ -230,29 +242,25 @@ class Trainer:
             yield
 
     def _validate(self, epoch: int) -> list[float]:
-        """Loss, tally, samples and seconds of this rank's part of the validation; zeros where there is none."""
+        """Loss, sums of the measures, samples and seconds of this rank's part of the validation; zeros where there is none."""
         if self._evaluator is None:
-            return [0.0] * 4
+            return [0.0] * (len(self.learner.task.measures) + 3)
         began = perf_counter()
         with self.delivered(epoch), self.learner.arena.keeping_buffers():
-            sums = self._evaluator.sums(self.learner.network, self.learner.step, self.learner.objective)
+            sums = self._evaluator.sums(self.learner.network, self.learner.step, self.learner.task)
         return [*sums, perf_counter() - began]
-
-    def _score(self, sums: list[float], seconds: float | None = None) -> Score:
-        samples = round(sums[2])
-        measure = {self.learner.objective.measure: self.learner.objective.value(sums[1], samples)}
-        return Score(loss=sums[0] / samples, samples=samples, seconds=seconds, **measure)
 
     def _validation_score(self, rows: torch.Tensor) -> Score | None:
         if self._evaluator is None:
             return None
-        return self._score(rows[:, :3].sum(0).tolist(), seconds=float(rows[:, 3].max()))
+        sums, seconds = rows[:, :-1].sum(0).tolist(), float(rows[:, -1].max())
+        return score_of(self.learner.task.measures, sums, seconds)
 
-    def _check_finite(self, epoch: int, rows: torch.Tensor) -> None:
+    def _check_finite(self, epoch: int, train: torch.Tensor, left_out: torch.Tensor) -> None:
         """Stop when a loss, or a weight, is no longer a number; every rank sees the same and raises the same."""
-        lost = ~torch.isfinite(rows[:, 0])
+        lost = ~torch.isfinite(train[:, 0])
         if not bool(torch.isfinite(self.learner.arena.weights.sum())):
-            lost |= rows[:, _LOST] > 0  # all were, or there would be weights
+            lost |= left_out[:, 0] > 0  # all were, or there would be weights
         elif not lost.any():
             return
         bad = lost.nonzero().flatten().tolist()
@@ -304,9 +312,10 @@ def run_stretch(
     return stop
 
 
-def _lost(rows: torch.Tensor) -> int:
-    """How often a replica was left out, on all ranks."""
-    return round(float(rows[:, _LOST].sum()))
+def _added(rows: torch.Tensor, before: tuple[float, ...]) -> list[float]:
+    """The sums over all ranks, with those from before a resume."""
+    sums: list[float] = rows.sum(0).tolist()
+    return [total + old for total, old in zip(sums, before, strict=True)] if any(before) else sums
 
 
 def _make_evaluator(job: Job, comm: Communicator) -> Evaluator | None:

@@ -22,7 +22,8 @@ from deepex.arena.network import aliases, check_averages, check_weights, kept_wi
 from deepex.arena.writes import Writes
 from deepex.data.feeds.shard import Shards, Slices
 from deepex.errors import ConfigError, UserError, told
-from deepex.task.objective import Objective, make_objective
+from deepex.task import make_task
+from deepex.task.task import Task
 from deepex.training.config import RunConfig
 from deepex.training.job import OpenDataset
 
@@ -56,7 +57,7 @@ def check_network(network: nn.Module, config: RunConfig, dataset: OpenDataset, s
     check_averages(network, shards.replicas)
     height, width = config.augment.size(*dataset.manifest.shape[1:])
     shape = (dataset.manifest.shape[0], height, width)
-    attempt = _Attempt(network, config, make_objective(config.objective), shape, max(len(dataset.manifest.classes), 1))
+    attempt = _Attempt(network, config, make_task(config.task), shape, max(len(dataset.manifest.classes), 1))
     trained = _batches({shards.size(0), shards.size(shards.replicas - 1)}, config.batch)
     with _undisturbed(config), unchanged(network):
         trials = [attempt.on(attempt.train, few, stands_for) for few, stands_for in trained.items()]
@@ -68,8 +69,8 @@ def check_network(network: nn.Module, config: RunConfig, dataset: OpenDataset, s
 class _Attempt:
     """Tries steps of a network, each on a copy of its own."""
 
-    def __init__(self, network: nn.Module, config: RunConfig, objective: Objective, shape: tuple[int, ...], classes: int) -> None:
-        self._network, self._config, self._objective = network, config, objective
+    def __init__(self, network: nn.Module, config: RunConfig, task: Task, shape: tuple[int, ...], classes: int) -> None:
+        self._network, self._config, self._task = network, config, task
         self._shape, self._classes = shape, classes
         self._aliases = aliases(network)
 
@@ -116,8 +117,8 @@ class _Attempt:
         return twin(self._network, channels_last=self._config.layout == "channels_last")
 
     def _learn(self, output: Any, images: torch.Tensor, labels: torch.Tensor) -> None:
-        loss = self._objective.loss(output, images, labels)
-        self._objective.tally(output, images, labels)
+        loss = self._task.loss(output, images, labels)
+        self._task.measure_sums(output, images, labels)
         if loss.requires_grad:
             loss.backward()
 
@@ -131,8 +132,8 @@ class _Attempt:
             output = network(images)
         self._check_output(output, images, " when it evaluates")
         with _raised_in(f"evaluating {count}"):
-            self._objective.loss(output, images, labels)
-            self._objective.tally(output, images, labels)
+            self._task.loss(output, images, labels)
+            self._task.measure_sums(output, images, labels)
         held.check()
 
     def _batch(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,12 +144,12 @@ class _Attempt:
         return images, torch.zeros(count, dtype=torch.int64)
 
     def _check_output(self, output: Any, images: torch.Tensor, when: str = "") -> None:
-        if self._objective.takes(output, images, self._classes):
+        if self._task.takes(output, images, self._classes):
             return
-        rule = self._objective.rule(images, self._classes)
+        rule = self._task.rule(images, self._classes)
         raise ConfigError(
             f"net {self._config.net!r} returned {_described(output)} for images of shape {tuple(images.shape)}{when}; with "
-            f"objective={self._config.objective} it must return {rule}: mend its forward"
+            f"task={self._config.task} it must return {rule}: mend its forward"
         )
 
     def _check_aliases(self, network: nn.Module, kept: list[list[object]]) -> None:

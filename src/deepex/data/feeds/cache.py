@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.data.feeds.exchange import Exchange
 from deepex.data.feeds.order import Window
 from deepex.data.feeds.read import Stopped
@@ -49,7 +49,7 @@ class Cache(Store):
         if self._reader is None:
             plan, own = self.exchange.plan, self.exchange.own
             files = [file for file in plan.ordered(epoch, turns) if plan.reader[file] == own]
-            self._reader = tally.thread("deepex-read", self._read, files)
+            self._reader = read_counter.thread("deepex-read", self._read, files)
             self._reader.start()
 
     @override

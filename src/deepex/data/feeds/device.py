@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.data.feeds.cache import Cache
 from deepex.data.feeds.exchange import Exchange
 from deepex.data.feeds.feed import Batch, Feed
@@ -59,7 +59,7 @@ class DeviceFeed(Feed):
             assert exchange is not None
             if cache is not None:
                 cache.begin(epoch, turns)
-            self._loader = tally.thread("deepex-load", self._load, exchange.plan.ordered(epoch, turns), exchange, cache)
+            self._loader = read_counter.thread("deepex-load", self._load, exchange.plan.ordered(epoch, turns), exchange, cache)
             self._loader.start()
 
     @override

@@ -20,7 +20,7 @@ from typing import Any, final
 import torch
 from typing_extensions import override
 
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.store import Store
 
@@ -115,7 +115,7 @@ class SlotFeed(Feed):
         for slot in self._slots:
             self._free.put(slot)
         self._store.begin(epoch, turns)
-        self._worker = tally.thread("deepex-feed", self._work, list(turns), self._free, self._ready)
+        self._worker = read_counter.thread("deepex-feed", self._work, list(turns), self._free, self._ready)
         self._worker.start()
 
     @override

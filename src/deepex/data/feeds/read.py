@@ -21,7 +21,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.data.npy import MOST_HEADER_BYTES, byte_view
 from deepex.errors import DataError
 
@@ -113,7 +113,7 @@ def read_rows(
     first, last = (0, count) if hashing else span
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as raw:
-        tally.opened()
+        read_counter.opened()
         file = raw.fileno()
         offset = os.fstat(file).st_size - count * row_bytes
         if not 0 < offset <= MOST_HEADER_BYTES:
@@ -138,7 +138,7 @@ def read_whole(path: Path, *, hashing: bool) -> tuple[bytes, str | None]:
     """Read a small file at once. Gives its bytes and its SHA-256."""
     with path.open("rb", buffering=0) as raw:
         data = raw.readall()
-    tally.opened(len(data))
+    read_counter.opened(len(data))
     return data, hashlib.sha256(data).hexdigest() if hashing else None
 
 
@@ -192,7 +192,7 @@ def _fill(file: int, views: Sequence[memoryview], offset: int, path: Path) -> No
             raise DataError(
                 f"{path} ends at offset {offset}; {missing} more bytes were expected: it was cut while in use, restore it"
             )
-        tally.read(num_bytes)
+        read_counter.read(num_bytes)
         offset += num_bytes
         while left and num_bytes >= len(left[0]):
             num_bytes -= len(left.pop(0))

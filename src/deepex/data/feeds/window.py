@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.data.feeds.order import Piece, cut, window_samples
 from deepex.data.feeds.read import ReadInto, Rows, Stopped
 from deepex.data.feeds.samples import EpochOrder, Samples, Turn
@@ -73,7 +73,7 @@ class Windows(Store):
             plan = self._samples.plan(epoch)
             self._epoch = _lay_out(epoch, plan, visits(plan, self._samples, turns), 0)
             self._stopped, self._error, self._loaded, self._freed, self._ahead = False, None, 0, 0, None
-            self._reader = tally.thread("deepex-read", self._read, self._epoch)
+            self._reader = read_counter.thread("deepex-read", self._read, self._epoch)
             self._reader.start()
             return
         with self._change:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.data.source.base import Bad, Images, Source
 from deepex.data.source.hdf5_dataset import ERRORS, Stored, find, inspect, opened, reason
 from deepex.data.source.layout import AxisOrder, checked_labels, to_nhwc
@@ -136,7 +136,7 @@ class Hdf5Images(Images):
             space = identity.get_space()
             space.select_hyperslab((start, *(0 for _ in self._stored_shape)), into.shape)
             identity.read(h5py.h5s.create_simple(into.shape), space, into, h5py.h5t.py_create(into.dtype))
-        tally.read(into.nbytes)
+        read_counter.read(into.nbytes)
 
     def _dataset(self, file: int) -> Any:
         if self._process != os.getpid():  # a fork inherits handles, and may not use them
@@ -207,7 +207,7 @@ def _labels(file: Any, path: Path, key: str, images: Stored) -> NDArray[np.int64
         raise DataError(f"{where} has labels of shape {table.shape}; they must be (n,), one class number per image: convert them")
     try:
         values = file[key][()]
-        tally.read(values.nbytes)
+        read_counter.read(values.nbytes)
     except ERRORS as error:
         raise DataError(f"the labels {where} cannot be read: {reason(error)}; restore the file") from error
     if values.dtype.kind == "u" and values.size and int(values.max()) > np.iinfo(np.int64).max:

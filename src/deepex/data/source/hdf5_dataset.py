@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from deepex.data.feeds import read_counter as tally
+from deepex.data.feeds import read_counter
 from deepex.data.source.layout import listed
 from deepex.data.source.names import LABELS, ArrayNames, usual, with_labels
 from deepex.errors import DataError
@@ -60,7 +60,7 @@ def opened(path: Path, cache_bytes: int = _SMALL_CACHE_BYTES) -> Any:
     """Open a file to read; without a lock only where the file system has none."""
     import h5py
 
-    tally.opened()
+    read_counter.opened()
     try:
         try:
             return h5py.File(path, "r", rdcc_nbytes=cache_bytes)

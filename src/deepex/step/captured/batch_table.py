@@ -40,7 +40,7 @@ class BatchTable:
             images=images, labels=labels, order=order, key=key, factor=prepare.factor.flatten(), offset=prepare.offset.flatten(),
             size=augment.size, pad=augment.config.pad, flip=augment.config.flip, fold=fold[0], border=fold[1], kernel=fold[2],
         )  # fmt: skip
-        exact = inputs.options.precision != "bf16" or inputs.objective.needs_images
+        exact = inputs.options.precision != "bf16" or inputs.task.needs_images
         self._dtype = torch.float32 if exact else torch.bfloat16
         counts = [self._count(replica) for replica in inputs.samples.replicas]
         fulls, rests = {min(count, shards.batch) for count in counts}, {count % shards.batch for count in counts}

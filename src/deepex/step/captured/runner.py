@@ -32,7 +32,7 @@ from deepex.step.captured.fusion import Fused, fuse
 from deepex.step.captured.fusion.parts import FusionContext
 from deepex.step.captured.fusion.trace import host_random
 from deepex.step.captured.graph import replace_memsets
-from deepex.step.captured.kernels.loss import loss_and_tally, unit
+from deepex.step.captured.kernels.loss import loss_and_sums, unit
 from deepex.step.captured.kernels.update import Gradients, finish_kernel, update
 from deepex.step.captured.linear_ops import Lane
 from deepex.step.eager import generator_of
@@ -74,10 +74,10 @@ class CapturedRunner(Runner):
         self._twin = Bf16Weights(inputs.arena, bf16=self._bf16, spare=None if gathers else inputs.arena.gradients)
         self._lane = Lane(self._device)
         key = torch.zeros(1, dtype=torch.int64, device=self._device)
-        folds = not inputs.objective.needs_images
+        folds = not inputs.task.needs_images
         self._fused = self._fuse(FusionContext(weights=self._twin.of, lane=self._lane, key=key, folds=folds, room=self._twin.room))
         self._source = BatchTable(inputs, self._fused.fold, key, most_steps_at_once=_MOST_STEPS)
-        self.sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        self.sums = torch.zeros(1 + len(inputs.task.measures), dtype=torch.float64, device=self._device)
         self._gathered = self._make_gathered()
         self._random, self._row, self.step_seconds = False, 0, 0.0
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
@@ -138,7 +138,7 @@ class CapturedRunner(Runner):
         images, labels = self._source.take(size)
         clock.mark(INPUT)
         with _no_waiting() if strict else nullcontext():
-            loss, tally = self._compute(images, labels)
+            loss, (first, *others) = self._compute(images, labels)
         table.point(self._twin.gradients(self._lane))
         if not capturing:
             table.send()
@@ -147,18 +147,20 @@ class CapturedRunner(Runner):
         clock.mark(BACKWARD)
         if inputs.updates:
             self._update(table)
-        finish_kernel[(1,)](self.sums, loss, tally, self._source.cursor, float(size), num_warps=1)
+        for total, value in zip(self.sums[2:], others, strict=True):
+            total.add_(value)
+        finish_kernel[(1,)](self.sums, loss, first, self._source.cursor, float(size), num_warps=1)
         if inputs.updates:
             clock.mark(UPDATE)
 
-    def _compute(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Forwards and backwards: loss and tally."""
+    def _compute(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Forwards and backwards: the loss, and the sums of the measures."""
         self._twin.forget_gradients()
         self._lane.clear()
         before = self._allocated()
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
             output = self._fused(images)
-        loss, tally = loss_and_tally(self._inputs.objective, output, images, labels)
+        loss, sums = loss_and_sums(self._inputs.task, output, images, labels)
         if self._fused.counters:
             torch._foreach_add_(self._fused.counters, self._fused.calls)
         self._clock.mark(FORWARD)
@@ -167,7 +169,7 @@ class CapturedRunner(Runner):
             loss.backward(unit(self._device))
         self._lane.join()
         self._inputs.arena.take_back_buffers()  # part of the graph: the values of buffers that the network replaces
-        return loss.detach(), tally
+        return loss.detach(), sums
 
     def _allocated(self) -> int:
         return torch.cuda.memory_allocated(self._device) if self._stream is not None else 0

@@ -11,14 +11,14 @@ The modules of frameworks load what they stand for in `build`, not before.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from deepex.errors import ConfigError
 
 if TYPE_CHECKING:
-    from deepex.study.frameworks.task import Task
+    from deepex.study.frameworks.workload import Workload
     from deepex.training.config import RunConfig
 
 
@@ -36,10 +36,10 @@ class Availability:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Loss and measure, each summed over so many samples."""
+    """Loss and measures, each summed over so many samples."""
 
     loss: float = 0.0
-    tally: float = 0.0
+    measures: list[float] = field(default_factory=list)
     samples: int = 0
 
 
@@ -100,7 +100,7 @@ class Framework(ABC):
         refuse_foreign(self.name, config, ranks=ranks)
 
     @abstractmethod
-    def build(self, task: "Task") -> Training:
+    def build(self, task: "Workload") -> Training:
         """Make everything ready on this rank: compiled, tried, warmed up, but not trained. Collective."""
 
 

@@ -18,7 +18,7 @@ from deepex.study.frameworks.base import Framework, Training, UnsupportedTask
 
 if TYPE_CHECKING:
     from deepex.comm import Communicator
-    from deepex.study.frameworks.task import Task
+    from deepex.study.frameworks.workload import Workload
     from deepex.training.config import RunConfig
 
 
@@ -44,7 +44,7 @@ class JaxFlax(Framework):
         refuse_other_than_classify(self.name, config)
 
     @override
-    def build(self, task: "Task") -> Training:
+    def build(self, task: "Workload") -> Training:
         from deepex.study.frameworks.jax_training import JaxTraining
         from deepex.study.frameworks.layers import describe
 
@@ -55,9 +55,9 @@ class JaxFlax(Framework):
 
 def refuse_other_than_classify(name: str, config: "RunConfig") -> None:
     """Raise UnsupportedTask for what is written for PyTorch alone."""
-    if config.objective != "classify":
+    if config.task != "classify":
         raise UnsupportedTask(
-            f"{name} does not train this here: the objective {config.objective} and its networks are not translated; compare with "
+            f"{name} does not train this here: the task {config.task} and its networks are not translated; compare with "
             "pytorch and lightning"
         )
     if config.precision != "fp32":
@@ -76,7 +76,7 @@ def own_address(comm: "Communicator") -> str:
     return "localhost" if comm.place.num_nodes == 1 else socket.getfqdn()
 
 
-def _join(task: "Task") -> None:
+def _join(task: "Workload") -> None:
     import jax
 
     comm, on_gpu = task.comm, task.device.type == "cuda"

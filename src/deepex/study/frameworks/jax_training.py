@@ -18,8 +18,8 @@ from typing_extensions import override
 from deepex.study.frameworks.base import RankEpoch, Sums, Told, Training, loop
 from deepex.study.frameworks.flax_network import make_flax
 from deepex.study.frameworks.layers import Layer
-from deepex.study.frameworks.task import Task
 from deepex.study.frameworks.trial import fastest
+from deepex.study.frameworks.workload import Workload
 
 _SHARED, _OWN = PartitionSpec(), PartitionSpec("ranks")
 _LEAST_VALIDATED: Final = 64
@@ -29,7 +29,7 @@ _LEAST_VALIDATED: Final = 64
 class JaxTraining(Training):
     """A network of Flax, sharded by its samples over the ranks."""
 
-    def __init__(self, task: Task, layers: tuple[Layer, ...]) -> None:
+    def __init__(self, task: Workload, layers: tuple[Layer, ...]) -> None:
         self._task = task
         self._network, variables = make_flax(layers)
         self._mesh = Mesh(np.array(jax.devices()[: task.comm.size]), ("ranks",))
@@ -134,7 +134,7 @@ class JaxTraining(Training):
         loss, wrong = np.asarray(sums.addressable_data(0))[0].tolist()
         seconds = perf_counter() - began
         validation, validation_seconds = self._validate()
-        train = Sums(loss=loss, tally=wrong, samples=sum(self._task.lengths(self._task.comm.rank)))
+        train = Sums(loss=loss, measures=[wrong], samples=sum(self._task.lengths(self._task.comm.rank)))
         return RankEpoch(train=train, seconds=seconds, validation=validation, validation_seconds=validation_seconds)
 
     def _validate(self) -> tuple[Sums, float]:
@@ -145,7 +145,7 @@ class JaxTraining(Training):
         for start in range(0, count, batch):
             some, true = self._held.images[start : start + batch], self._held.labels[start : start + batch].astype(np.int32)
             sums += np.asarray(self._score(params, statistics, some, true))
-        return Sums(loss=float(sums[0]), tally=float(sums[1]), samples=count), perf_counter() - began
+        return Sums(loss=float(sums[0]), measures=[float(sums[1])], samples=count), perf_counter() - began
 
     def _scored(self, params: Any, statistics: Any, images: Any, labels: Any) -> Any:
         variables = {"params": params, "batch_stats": statistics} if statistics else {"params": params}

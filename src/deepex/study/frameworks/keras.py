@@ -16,7 +16,7 @@ from deepex.study.frameworks.base import Framework, Training, UnsupportedTask
 from deepex.study.frameworks.jax_flax import free_port, own_address, refuse_other_than_classify
 
 if TYPE_CHECKING:
-    from deepex.study.frameworks.task import Task
+    from deepex.study.frameworks.workload import Workload
     from deepex.training.config import RunConfig
 
 
@@ -46,7 +46,7 @@ class Keras(Framework):
             )
 
     @override
-    def build(self, task: "Task") -> Training:
+    def build(self, task: "Workload") -> Training:
         from deepex.study.frameworks.layers import describe
 
         layers = describe(task.network, task.manifest.shape)

@@ -11,8 +11,8 @@ from typing_extensions import override
 from deepex.study.frameworks.base import RankEpoch, Sums, Told, Training, loop
 from deepex.study.frameworks.keras_network import make_keras
 from deepex.study.frameworks.layers import Layer
-from deepex.study.frameworks.task import Task
 from deepex.study.frameworks.trial import fastest
+from deepex.study.frameworks.workload import Workload
 
 _LEAST_VALIDATED: Final = 64
 
@@ -21,7 +21,7 @@ _LEAST_VALIDATED: Final = 64
 class KerasTraining(Training):
     """A model of Keras; with `workers`, the addresses of all ranks, one of several copies."""
 
-    def __init__(self, task: Task, layers: tuple[Layer, ...], workers: list[str]) -> None:
+    def __init__(self, task: Workload, layers: tuple[Layer, ...], workers: list[str]) -> None:
         self._task = task
         _settle(task)
         self._strategy = _make_strategy(task, workers)
@@ -92,7 +92,7 @@ class KerasTraining(Training):
         loss, wrong = self._sums.numpy().tolist()
         seconds = perf_counter() - began
         validation, validation_seconds = self._validate()
-        train = Sums(loss=loss, tally=wrong, samples=len(order))
+        train = Sums(loss=loss, measures=[wrong], samples=len(order))
         return RankEpoch(train=train, seconds=seconds, validation=validation, validation_seconds=validation_seconds)
 
     def _validate(self) -> tuple[Sums, float]:
@@ -100,7 +100,7 @@ class KerasTraining(Training):
         (images, labels), batch = self._held, max(self._task.config.batch, _LEAST_VALIDATED)
         for start in range(0, len(images), batch):
             sums += self._score(images[start : start + batch], labels[start : start + batch]).numpy()
-        return Sums(loss=float(sums[0]), tally=float(sums[1]), samples=len(images)), perf_counter() - began
+        return Sums(loss=float(sums[0]), measures=[float(sums[1])], samples=len(images)), perf_counter() - began
 
     def _scored(self, images: Any, labels: Any) -> Any:
         return tf.stack(_totals(self._model(images, training=False), labels))
@@ -146,7 +146,7 @@ def _totals(logits: Any, labels: Any) -> tuple[Any, Any]:
     return tf.reduce_sum(losses), tf.reduce_sum(wrong)
 
 
-def _settle(task: Task) -> None:
+def _settle(task: Workload) -> None:
     threading = tf.config.threading
     threading.set_intra_op_parallelism_threads(task.threads)
     threading.set_inter_op_parallelism_threads(2 if task.comm.size > 1 else 1)  # one may wait for the others
@@ -159,7 +159,7 @@ def _settle(task: Task) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
-def _make_strategy(task: Task, workers: list[str]) -> Any:
+def _make_strategy(task: Workload, workers: list[str]) -> Any:
     if not workers:
         return tf.distribute.get_strategy()
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -16,7 +16,7 @@ from typing_extensions import override
 from deepex.study.frameworks.base import Framework, RankEpoch, Sums, Told, Training
 
 if TYPE_CHECKING:
-    from deepex.study.frameworks.task import Task
+    from deepex.study.frameworks.workload import Workload
 
 
 @final
@@ -28,7 +28,7 @@ class Lightning(Framework):
     requirement = "lightning"
 
     @override
-    def build(self, task: "Task") -> Training:
+    def build(self, task: "Workload") -> Training:
         from deepex.study.frameworks.pytorch import settle
 
         settle(task)
@@ -39,7 +39,7 @@ class Lightning(Framework):
 class _Fit(Training):
     """One fit. Its source of batches tells when an epoch begins, its module when the last step of one is done."""
 
-    def __init__(self, task: "Task", pytorch: Any) -> None:
+    def __init__(self, task: "Workload", pytorch: Any) -> None:
         from deepex.study.frameworks.pytorch import TorchData, own_network
         from deepex.study.frameworks.pytorch_ddp import best_order, collectives, join_group
 
@@ -67,11 +67,11 @@ class _Fit(Training):
         def ended() -> None:
             from deepex.study.frameworks.pytorch_ddp import send_buffers
 
-            loss, tally = module.sums.tolist()
+            loss, *measures = module.sums.tolist()
             seconds = perf_counter() - source.began
             send_buffers(self._network)
             validation, validation_seconds = self._data.validate(self._network)
-            train = Sums(loss=loss, tally=tally, samples=self._task.shards.size(rank))
+            train = Sums(loss=loss, measures=measures, samples=self._task.shards.size(rank))
             epoch = RankEpoch(train=train, seconds=seconds, validation=validation, validation_seconds=validation_seconds)
             self._trainer.should_stop = not told(epoch)
 
@@ -89,7 +89,7 @@ class _Fit(Training):
 class _Batches:
     """The steps of one epoch after another; a batch is a step's samples, its share and its rate."""
 
-    def __init__(self, task: "Task", data: Any, module: Any) -> None:
+    def __init__(self, task: "Workload", data: Any, module: Any) -> None:
         self._task, self._data, self._module = task, data, module
         self.began = 0.0
 
@@ -102,7 +102,7 @@ class _Batches:
         yield from self._data.steps(self._module.current_epoch)  # Lightning may ask more than once before it begins
 
 
-def _make_module(pytorch: Any, task: "Task", data: Any, network: Any) -> Any:
+def _make_module(pytorch: Any, task: "Workload", data: Any, network: Any) -> Any:
     from deepex.study.frameworks.pytorch import make_sgd, set_rate
 
     class Module(pytorch.LightningModule):  # type: ignore[misc] # untyped
@@ -125,7 +125,7 @@ def _make_module(pytorch: Any, task: "Task", data: Any, network: Any) -> Any:
     return Module()
 
 
-def _make_trainer(pytorch: Any, task: "Task") -> Any:
+def _make_trainer(pytorch: Any, task: "Workload") -> Any:
     on_gpu = task.device.type == "cuda"
     where: dict[str, Any] = (
         {"accelerator": "gpu", "devices": [task.device.index or 0]} if on_gpu else {"accelerator": "cpu", "devices": 1}
@@ -139,7 +139,7 @@ def _make_trainer(pytorch: Any, task: "Task") -> Any:
     )
 
 
-def _make_strategy(task: "Task") -> Any:
+def _make_strategy(task: "Workload") -> Any:
     from deepex.study.frameworks.pytorch_ddp import NO_BUFFERS, collectives
 
     environments: Any = import_module("lightning.pytorch.plugins.environments")

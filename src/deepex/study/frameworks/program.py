@@ -28,7 +28,7 @@ from deepex.study.frameworks.base import Framework, Training
 
 if TYPE_CHECKING:
     from deepex.comm import Communicator
-    from deepex.study.frameworks.task import Task
+    from deepex.study.frameworks.workload import Workload
     from deepex.training.config import RunConfig
     from deepex.training.watch import Watcher
 
@@ -115,12 +115,12 @@ def _train(
     from deepex.record.clock import NoClock
     from deepex.study.frameworks.base import UnsupportedTask
     from deepex.study.frameworks.recorder import Recorder
-    from deepex.study.frameworks.task import make_task
+    from deepex.study.frameworks.workload import make_workload
     from deepex.training.usage import UsageWatch
     from deepex.training.watch import Watcher
 
     together(comm, lambda: refuse_existing_run(out))
-    task = together(comm, lambda: make_task(config, comm, threads=threads))
+    task = together(comm, lambda: make_workload(config, comm, threads=threads))
     began = perf_counter()
     try:
         training = framework.build(task)
@@ -150,7 +150,7 @@ def _create(out: Path, table: dict[str, Any], machines: list[Any], state: dict[s
         (out / "failure.json").unlink(missing_ok=True)  # of an attempt before
 
 
-def _as_trained(task: "Task") -> "RunConfig":
+def _as_trained(task: "Workload") -> "RunConfig":
     """The configuration with what the framework does: one replica per rank, gradients averaged in every step."""
     from deepex.sync.config import SyncConfig
 
@@ -159,7 +159,7 @@ def _as_trained(task: "Task") -> "RunConfig":
     return dataclasses.replace(task.config, replicas=task.comm.size, data=data, sync=SyncConfig(strategy="gradients"))
 
 
-def _state(task: "Task", training: Training) -> dict[str, Any]:
+def _state(task: "Workload", training: Training) -> dict[str, Any]:
     """What run.json tells of any run; see `choices` in recipes/job.py."""
     comm, manifest = task.comm, task.manifest
     parameters = sum(parameter.numel() for parameter in task.network.parameters())
@@ -175,6 +175,7 @@ def _state(task: "Task", training: Training) -> dict[str, Any]:
         "sync": {"strategy": "gradients", "outer": "none", "reason": "the framework's own"},
         "network": {"name": task.config.net, "parameters": parameters},
         "dataset": {"name": manifest.name, "digest": manifest.digest},
+        "measures": [dataclasses.asdict(measure) for measure in task.task.measures],
         "samples": {name: part.count for name, part in manifest.parts.items()},
     }
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from deepex.arena.mode import begin_training, evaluating
 from deepex.study.frameworks.base import Sums
-from deepex.study.frameworks.task import Samples, Task
+from deepex.study.frameworks.workload import Samples, Workload
 
 _LEAST_VALIDATED: Final = 64  # a batch of validation, as DeepEx has it
 
@@ -33,8 +33,8 @@ class Step(NamedTuple):
 class TorchData:
     """This rank's samples on its device, in one order of memory."""
 
-    def __init__(self, task: Task, *, channels_last: bool) -> None:
-        self._task, self._objective = task, task.objective
+    def __init__(self, task: Workload, *, channels_last: bool) -> None:
+        self._task, self._learnt = task, task.task
         self._bf16 = task.config.precision == "bf16"
         self.order = torch.channels_last if channels_last else torch.contiguous_format
         self.images, self.labels = self._tensors(task.train())
@@ -47,8 +47,8 @@ class TorchData:
         return (Step(*step) for step in zip(chosen, self._task.shares, self._task.rates(epoch), strict=True))
 
     def sums(self) -> torch.Tensor:
-        """Zeros, to sum up loss and measure in, on the device."""
-        return torch.zeros(2, dtype=torch.float64, device=self._task.device)
+        """Zeros, to sum up loss and measures in, on the device."""
+        return torch.zeros(1 + len(self._learnt.measures), dtype=torch.float64, device=self._task.device)
 
     def precision(self) -> AbstractContextManager[object]:
         """The context in which the network runs."""
@@ -59,9 +59,10 @@ class TorchData:
         images, labels = self.images.index_select(0, step.chosen), self.labels.index_select(0, step.chosen)
         with self.precision():
             output = network(images)
-        loss = self._objective.loss(output, images, labels)
+        loss = self._learnt.loss(output, images, labels)
         sums[0].add_(loss.detach(), alpha=len(images))
-        sums[1].add_(self._objective.tally(output, images, labels))
+        for total, value in zip(sums[1:], self._learnt.measure_sums(output, images, labels), strict=True):
+            total.add_(value)
         return loss if step.share == 1 else loss * step.share
 
     @torch.inference_mode()
@@ -73,10 +74,11 @@ class TorchData:
             for some, true in zip(images.split(batch), labels.split(batch), strict=True) if len(images) else ():
                 with self.precision():
                     output = network(some)
-                totals[0].add_(self._objective.loss(output, some, true), alpha=len(some))
-                totals[1].add_(self._objective.tally(output, some, true))
-        loss, tally = totals.tolist()
-        return Sums(loss=loss, tally=tally, samples=len(images)), perf_counter() - began
+                totals[0].add_(self._learnt.loss(output, some, true), alpha=len(some))
+                for total, value in zip(totals[1:], self._learnt.measure_sums(output, some, true), strict=True):
+                    total.add_(value)
+        loss, *measures = totals.tolist()
+        return Sums(loss=loss, measures=measures, samples=len(images)), perf_counter() - began
 
     def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
         given, device = torch.from_numpy(samples.images).permute(0, 3, 1, 2), self._task.device
@@ -85,14 +87,14 @@ class TorchData:
         return images, torch.from_numpy(samples.labels).to(device)
 
 
-def own_network(task: Task, data: TorchData) -> nn.Module:
+def own_network(task: Workload, data: TorchData) -> nn.Module:
     """A copy of the task's network on the device, in the samples' order of memory."""
     network: Any = copy.deepcopy(task.network)  # whose `to` mypy does not know whole
     copied: nn.Module = network.to(task.device, memory_format=data.order)
     return begin_training(copied)
 
 
-def make_sgd(network: nn.Module, task: Task) -> torch.optim.SGD:
+def make_sgd(network: nn.Module, task: Workload) -> torch.optim.SGD:
     """PyTorch's fastest SGD, with weight decay on the parameters that DeepEx decays."""
     optim, named = task.config.optim, dict(network.named_parameters())
     groups = [
@@ -110,7 +112,7 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def settle(task: Task) -> None:
+def settle(task: Workload) -> None:
     """Set the switches of this process as DeepEx sets them for a run."""
     config = task.config
     torch.set_num_threads(task.threads)

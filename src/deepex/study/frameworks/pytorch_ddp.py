@@ -22,8 +22,8 @@ from typing_extensions import override
 from deepex.comm.distributed import DistributedCommunicator
 from deepex.study.frameworks.base import Framework, RankEpoch, Sums, Told, Training, loop
 from deepex.study.frameworks.pytorch import Step, TorchData, make_sgd, own_network, set_rate, settle
-from deepex.study.frameworks.task import Task
 from deepex.study.frameworks.trial import fastest
+from deepex.study.frameworks.workload import Workload
 
 # PyTorch 2.13 has a new name for that.
 NO_BUFFERS: dict[str, Any] = {
@@ -42,14 +42,14 @@ class PytorchDdp(Framework):
     requirement = "torch"
 
     @override
-    def build(self, task: Task) -> Training:
+    def build(self, task: Workload) -> Training:
         settle(task)
         group = join_group(task)
         found = _best(task)
         return _Ddp(task, group, TorchData(task, channels_last=found["channels_last"]), found)
 
 
-def join_group(task: Task) -> DistributedCommunicator | None:
+def join_group(task: Workload) -> DistributedCommunicator | None:
     """Make torch.distributed's default group of all ranks; None where there is one rank, or a launcher's group already."""
     if task.comm.size == 1 or dist.is_initialized():
         return None
@@ -69,7 +69,7 @@ def send_buffers(network: nn.Module) -> None:
             dist.broadcast(buffer, 0)
 
 
-def orders(task: Task) -> list[bool]:
+def orders(task: Workload) -> list[bool]:
     """The memory orders to be tried: whether channels-last."""
     if task.config.layout != "auto":
         return [task.config.layout == "channels_last"]
@@ -78,12 +78,12 @@ def orders(task: Task) -> list[bool]:
     return [False] if task.config.deterministic else [False, True]
 
 
-def best_order(task: Task) -> bool:
+def best_order(task: Workload) -> bool:
     """Whether channels-last is the faster memory order."""
     return bool(_best(task, only=("channels_last",))["channels_last"])
 
 
-def _best(task: Task, only: Sequence[str] | None = None) -> dict[str, Any]:
+def _best(task: Workload, only: Sequence[str] | None = None) -> dict[str, Any]:
     """The fastest settings, one after another; nothing that the trials train is kept."""
     several, on_gpu = task.comm.size > 1, task.device.type == "cuda"
     choices: dict[str, list[Any]] = {
@@ -105,7 +105,7 @@ def _best(task: Task, only: Sequence[str] | None = None) -> dict[str, Any]:
     return best
 
 
-def _trial(task: Task, data: TorchData, settings: dict[str, Any]) -> Callable[[], None]:
+def _trial(task: Workload, data: TorchData, settings: dict[str, Any]) -> Callable[[], None]:
     """Steps of a copy of the network."""
     trained = _Ddp(task, None, data, settings)
     steps, sums = cycle(list(data.steps(0))[:3]), data.sums()
@@ -121,7 +121,7 @@ def _trial(task: Task, data: TorchData, settings: dict[str, Any]) -> Callable[[]
 class _Ddp(Training):
     """A copy of the task's network under DDP."""
 
-    def __init__(self, task: Task, group: DistributedCommunicator | None, data: TorchData, settings: dict[str, Any]) -> None:
+    def __init__(self, task: Workload, group: DistributedCommunicator | None, data: TorchData, settings: dict[str, Any]) -> None:
         self._task, self._group, self._data = task, group, data
         self._network = own_network(task, data)
         self._optimiser = make_sgd(self._network, task)
@@ -157,9 +157,9 @@ class _Ddp(Training):
         began, sums = perf_counter(), self._data.sums()
         for step in self._data.steps(number):
             self.step(step, sums)
-        loss, tally = sums.tolist()
+        loss, *measures = sums.tolist()
         seconds = perf_counter() - began
         send_buffers(self._network)
         validation, validation_seconds = self._data.validate(self._network)
-        train = Sums(loss=loss, tally=tally, samples=len(self._data.images))
+        train = Sums(loss=loss, measures=measures, samples=len(self._data.images))
         return RankEpoch(train=train, seconds=seconds, validation=validation, validation_seconds=validation_seconds)

@@ -8,28 +8,28 @@
 Phases are not measured, since frameworks run them into one another: their times are zero, and what is used is of whole epochs.
 """
 
-from typing import Any
-
 import torch
 
 from deepex.comm.together import AgreedError
 from deepex.errors import DivergedError
-from deepex.machine.sampling.usage import usage_of
-from deepex.record import PHASES, EpochRecord, RunDirectory, Score, Target
-from deepex.study.frameworks.base import RankEpoch
-from deepex.study.frameworks.task import Task
+from deepex.machine.sampling.usage import LENGTH, usage_of
+from deepex.record import PHASES, EpochRecord, RunDirectory, Target
+from deepex.study.frameworks.base import RankEpoch, Sums
+from deepex.study.frameworks.workload import Workload
+from deepex.training.rows import RowLayout, score_of
 from deepex.training.usage import UsageWatch
 from deepex.training.watch import Watcher
-
-_TRAIN, _SECONDS, _VALIDATION, _VALIDATION_SECONDS, _USAGE = slice(0, 3), 3, slice(4, 7), 7, slice(8, None)  # of a rank's row
 
 
 class Recorder:
     """Gathers every epoch from all ranks, writes it on rank 0, and decides alike on all when it is enough."""
 
-    def __init__(self, task: Task, run: RunDirectory, usage: UsageWatch, watcher: Watcher) -> None:
+    def __init__(self, task: Workload, run: RunDirectory, usage: UsageWatch, watcher: Watcher) -> None:
         self._task, self._run, self._usage, self._watcher = task, run, usage, watcher
         self._target = Target.parse(str(task.config.target)) if task.config.target else None
+        self._measures = task.task.measures
+        width = len(self._measures) + 2
+        self._layout = RowLayout(train=width, seconds=1, validation=width + 1, usage=LENGTH)
         self._done = 0
         self._reached = False
 
@@ -48,9 +48,13 @@ class Recorder:
     def told(self, epoch: RankEpoch) -> bool:
         """Record an epoch; whether to go on with the next, which then begins. Collective."""
         train, validation = epoch.train, epoch.validation
-        row = [train.loss, train.tally, train.samples, epoch.seconds]
-        row += [validation.loss, validation.tally, validation.samples, epoch.validation_seconds, *self._usage.row()]
-        rows = self._task.comm.gather_rows(torch.tensor(row, dtype=torch.float64))
+        row = self._layout.pack(
+            train=self._sums(train),
+            seconds=[epoch.seconds],
+            validation=[*self._sums(validation), epoch.validation_seconds],
+            usage=self._usage.row(),
+        )
+        rows = self._task.comm.gather_rows(row)
         record = self._record(rows)
         if self._task.comm.rank == 0:
             self._run.append(record)
@@ -63,28 +67,26 @@ class Recorder:
             self.begin()
         return more
 
+    def _sums(self, sums: Sums) -> list[float]:
+        return [sums.loss, *(sums.measures or [0.0] * len(self._measures)), sums.samples]
+
     def _record(self, rows: torch.Tensor) -> EpochRecord:
         task, number = self._task, self._done
-        if not bool(torch.isfinite(rows[:, 0]).all()):
-            bad = ", ".join(str(rank) for rank in (~torch.isfinite(rows[:, 0])).nonzero().flatten().tolist()[:8])
+        train, held = self._layout.of(rows, "train"), self._layout.of(rows, "validation")
+        if not bool(torch.isfinite(train[:, 0]).all()):
+            bad = ", ".join(str(rank) for rank in (~torch.isfinite(train[:, 0])).nonzero().flatten().tolist()[:8])
             raise AgreedError(DivergedError(f"the loss of epoch {number + 1} is not a number on rank {bad}: lower optim.rate"))
-        wall = rows[:, _SECONDS].tolist()
-        held = rows[:, _VALIDATION].sum(0).tolist()
+        wall, sums = self._layout.of(rows, "seconds")[:, 0].tolist(), held[:, :-1].sum(0).tolist()
         return EpochRecord(
             epoch=number + 1,
-            samples=round(float(rows[:, 2].sum())),
+            samples=round(float(train[:, -1].sum())),
             steps=task.steps,
             syncs=task.steps if task.comm.size > 1 else 0,
             rate=task.rates(number)[-1],
-            train=self._score(rows[:, _TRAIN].sum(0).tolist()),
+            train=score_of(self._measures, train.sum(0).tolist()),
             seconds=max(wall),
             phases={name: [0.0] * len(wall) for name in PHASES},
             wall=wall,
-            validation=self._score(held, seconds=float(rows[:, _VALIDATION_SECONDS].max())) if held[2] else None,
-            usage=usage_of(rows[:, _USAGE].tolist()),
+            validation=score_of(self._measures, sums, float(held[:, -1].max())) if sums[-1] else None,
+            usage=usage_of(self._layout.of(rows, "usage").tolist()),
         )
-
-    def _score(self, sums: list[float], seconds: float | None = None) -> Score:
-        objective, samples = self._task.objective, round(sums[2])
-        measure: dict[str, Any] = {objective.measure: objective.value(sums[1], samples)}
-        return Score(loss=sums[0] / samples, samples=samples, seconds=seconds, **measure)

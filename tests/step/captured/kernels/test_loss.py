@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepex.step.captured.kernels.loss import cross_entropy, reconstruction_loss, unit
-from deepex.task.objective import Classify, Reconstruct
+from deepex.task.classify import Classify
+from deepex.task.reconstruct import Reconstruct
 from tests.step.captured.kernels.conftest import DEVICE, distance, tolerance
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])

@@ -5,7 +5,7 @@
 
     loss.backward(unit(loss.device))                      # a gradient of 1 that is known to be one
 
-What `task.objective` defines, to the letter. The gradient of the logits is written while they are at hand and multiplied by the
+What the tasks define, to the letter. The gradient of the logits is written while they are at hand and multiplied by the
 loss's own gradient in the backward pass, unless that is known to be 1: nothing waits for anything. Every program writes its sums,
 and a small kernel behind it adds them up in a fixed order.
 """
@@ -18,7 +18,9 @@ import triton
 import triton.language as tl
 
 from deepex.step.captured.kernels.division import as_rows
-from deepex.task.objective import Classify, Objective, Reconstruct, divergence
+from deepex.task.classify import Classify
+from deepex.task.reconstruct import Reconstruct, divergence
+from deepex.task.task import Task
 
 MAX_CLASSES: Final = 32_768  # a row of logits is held in the registers of one program
 
@@ -91,17 +93,17 @@ def cross_entropy_kernel(
 
 
 @triton.jit
-def add_up_kernel(partial, loss_out, tally_out, num_parts, loss_scale, tally_scale, PARTS: tl.constexpr):
+def add_up_kernel(partial, loss_out, sum_out, num_parts, loss_scale, sum_scale, PARTS: tl.constexpr):
     """In float64, which counts mistakes exactly."""
     losses = tl.zeros((PARTS,), tl.float64)
-    tallies = tl.zeros((PARTS,), tl.float64)
+    sums = tl.zeros((PARTS,), tl.float64)
     for first in range(0, num_parts, PARTS):
         part = first + tl.arange(0, PARTS)
         there = part < num_parts
         losses += tl.load(partial + part, mask=there, other=0.0).to(tl.float64)
-        tallies += tl.load(partial + num_parts + part, mask=there, other=0.0).to(tl.float64)
+        sums += tl.load(partial + num_parts + part, mask=there, other=0.0).to(tl.float64)
     tl.store(loss_out, (tl.sum(losses, 0) * loss_scale).to(loss_out.dtype.element_ty))
-    tl.store(tally_out, (tl.sum(tallies, 0) * tally_scale).to(tally_out.dtype.element_ty))
+    tl.store(sum_out, (tl.sum(sums, 0) * sum_scale).to(sum_out.dtype.element_ty))
 
 
 @functools.cache
@@ -111,15 +113,15 @@ def unit(device: torch.device) -> torch.Tensor:
 
 
 class _Loss(torch.autograd.Function):
-    """(loss, tally) of a launcher, whose third value is the gradient of the logits."""
+    """(loss, sum of the measure) of a launcher, whose third value is the gradient of the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, launch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         assert not ctx.needs_input_grad[1], "the targets of a loss have no gradient"
-        loss, tally, gradient = launch(logits, target, writes=ctx.needs_input_grad[0])
+        loss, summed, gradient = launch(logits, target, writes=ctx.needs_input_grad[0])
         ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(tally)
-        return loss, tally
+        ctx.mark_non_differentiable(summed)
+        return loss, summed
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -138,23 +140,22 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Ten
     return cast("tuple[torch.Tensor, torch.Tensor]", _Loss.apply(logits, labels, classify))
 
 
-def loss_and_tally(
-    objective: Objective, output: Any, images: torch.Tensor, labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """An objective's loss and tally, in one pass where there is a kernel for it."""
-    if isinstance(objective, Classify) and output.dim() == 2 and output.shape[1] <= MAX_CLASSES:
-        return cross_entropy(output, labels)
+def loss_and_sums(task: Task, output: Any, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A task's loss and the sums of its measures, in one pass where there is a kernel for it."""
+    if isinstance(task, Classify) and output.dim() == 2 and output.shape[1] <= MAX_CLASSES:
+        loss, wrong = cross_entropy(output, labels)
+        return loss, [wrong]
     logits, *latent = output if isinstance(output, tuple) else (output,)
-    if isinstance(objective, Reconstruct) and logits.shape == images.shape:
-        loss, tally = reconstruction_loss(logits, images)
-        return loss + divergence(*latent) / len(images) if latent else loss, tally
-    return objective.loss(output, images, labels), objective.tally(output, images, labels)
+    if isinstance(task, Reconstruct) and logits.shape == images.shape:
+        loss, squares = reconstruction_loss(logits, images)
+        return loss + divergence(*latent) / len(images) if latent else loss, [squares]
+    return task.loss(output, images, labels), task.measure_sums(output, images, labels)
 
 
 def reconstruct(
     logits: torch.Tensor, images: torch.Tensor, *, writes: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(loss, tally, gradient of the logits if `writes`)."""
+    """(loss, sum of the measure, gradient of the logits if `writes`)."""
     if logits.shape != images.shape:
         raise ValueError(f"the logits have shape {tuple(logits.shape)}, the images {tuple(images.shape)}: they have to be the same")
     logits, images = as_rows(logits), as_rows(images)
@@ -172,7 +173,7 @@ def reconstruct(
 
 
 def classify(logits: torch.Tensor, labels: torch.Tensor, *, writes: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(loss, tally, gradient of the logits if `writes`)."""
+    """(loss, sum of the measure, gradient of the logits if `writes`)."""
     samples, classes = logits.shape
     if classes > MAX_CLASSES:
         raise ValueError(f"{classes} classes: the kernel takes up to {MAX_CLASSES}; use torch.nn.functional.cross_entropy")
@@ -192,10 +193,10 @@ def classify(logits: torch.Tensor, labels: torch.Tensor, *, writes: bool) -> tup
     return *_add_up(partial, torch.int64, 1.0 / samples, 1.0), gradient
 
 
-def _add_up(partial: torch.Tensor, kind: torch.dtype, loss_scale: float, tally_scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss and tally, the latter as `kind`, from what the programs found."""
+def _add_up(partial: torch.Tensor, kind: torch.dtype, loss_scale: float, sum_scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and sum of the measure, the latter as `kind`, from what the programs found."""
     parts = partial.numel() // 2
-    loss, tally = (torch.empty((), dtype=dtype, device=partial.device) for dtype in (torch.float32, kind))
+    loss, summed = (torch.empty((), dtype=dtype, device=partial.device) for dtype in (torch.float32, kind))
     at_once = min(triton.next_power_of_2(parts), 1024)
-    add_up_kernel[(1,)](partial, loss, tally, parts, loss_scale, tally_scale, at_once, num_warps=4)
-    return loss, tally
+    add_up_kernel[(1,)](partial, loss, summed, parts, loss_scale, sum_scale, at_once, num_warps=4)
+    return loss, summed

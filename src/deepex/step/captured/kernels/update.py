@@ -60,10 +60,10 @@ def update_kernel(
 
 
 @triton.jit
-def finish_kernel(sums, loss, tally, cursor, samples):
-    """Add a step's loss and tally to the epoch's, and move on to the next step."""
+def finish_kernel(sums, loss, summed, cursor, samples):
+    """Add a step's loss and the sum of its first measure to the epoch's, and move on to the next step."""
     tl.store(sums, tl.load(sums) + tl.load(loss).to(tl.float64) * samples)
-    tl.store(sums + 1, tl.load(sums + 1) + tl.load(tally).to(tl.float64))
+    tl.store(sums + 1, tl.load(sums + 1) + tl.load(summed).to(tl.float64))
     tl.store(cursor, tl.load(cursor) + 1)
 
 

@@ -30,7 +30,8 @@ from deepex.data.prepare import Prepare
 from deepex.errors import ConfigError, DataError
 from deepex.machine.hardware import describe_memory
 from deepex.recipes.job import make_job
-from deepex.task.objective import Objective, make_objective
+from deepex.task import make_task
+from deepex.task.task import Task
 from deepex.training.config import RunConfig
 
 
@@ -43,7 +44,7 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Workload:
     """What is trained on this rank, and how it shares the work with the others."""
 
     config: RunConfig
@@ -69,9 +70,9 @@ class Task:
         return self._read("validation" if span[1] else "train", span)
 
     @property
-    def objective(self) -> Objective:
+    def task(self) -> Task:
         """What is learnt."""
-        return make_objective(self.config.objective)
+        return make_task(self.config.task)
 
     @property
     def steps(self) -> int:
@@ -112,7 +113,7 @@ class Task:
 
     def _read(self, name: str, span: tuple[int, int]) -> Samples:
         raw, labels = self.dataset.part(name).read(*span)
-        standardise = self.objective.standardise
+        standardise = self.task.standardise
         prepare = Prepare(self.manifest, torch.device("cpu"), standardise=standardise, channels_last=True)
         return Samples(images=prepare(torch.from_numpy(raw)).permute(0, 2, 3, 1).numpy(), labels=labels)
 
@@ -125,7 +126,7 @@ def step_lengths(size: int, batch: int, steps: int) -> list[int]:
     return lengths
 
 
-def make_task(config: RunConfig, comm: Communicator, *, threads: int) -> Task:
+def make_workload(config: RunConfig, comm: Communicator, *, threads: int) -> Workload:
     """Open, check and read what the configuration names."""
     job = make_job(config, comm)
     if not isinstance(job.dataset, PackedDataset):
@@ -136,7 +137,9 @@ def make_task(config: RunConfig, comm: Communicator, *, threads: int) -> Task:
     mine, held = shards.bounds(comm.rank), held_out(config, job.dataset, comm)
     _check_memory(job.dataset.manifest, comm, (mine[1] - mine[0]) + (held[1] - held[0]))
     network = begin_training(job.network)
-    return Task(config=config, comm=comm, threads=threads, device=job.device, network=network, shards=shards, dataset=job.dataset)
+    return Workload(
+        config=config, comm=comm, threads=threads, device=job.device, network=network, shards=shards, dataset=job.dataset
+    )
 
 
 def held_out(config: RunConfig, dataset: PackedDataset, comm: Communicator) -> tuple[int, int]:
