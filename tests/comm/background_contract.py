@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from deepex.comm import Background, Communicator
+from deepex.comm import Background, Call, Communicator, WrappedCommunicator
 from deepex.errors import CommError
 
 Check = Callable[[Communicator, Background], None]
@@ -199,52 +199,20 @@ def check_background_closes_without_the_others(comm: Communicator) -> None:
 
 @_with_background
 def check_background_of_a_communicator_that_is_wrapped(comm: Communicator, background: Background) -> None:
-    wrapped = Wrapping(comm)
+    """Also why a sum is made: what was said when it was handed over, not what is when it is begun."""
+    calls: list[Call] = []
+    wrapped, begin = WrappedCommunicator(comm, calls.append), threading.Event()
     other = Background(wrapped)
     tensor = torch.ones(1000)
-    other.sum(tensor).wait()
+    with wrapped.because("the wait"):
+        other.run(lambda _: begin.wait() if comm.size > 1 else None)
+    with wrapped.because("sync 1"):
+        pending = other.sum(tensor)
+    with wrapped.because("the end"):
+        begin.set()
+        pending.wait()
+        other.close()
     assert tensor.eq(comm.size).all()
-    other.close()
-    assert wrapped.log == ["sum"]
-
-
-class Wrapping(Communicator):
-    """Notes the sums of a communicator and of those that it gives."""
-
-    def __init__(self, inner: Communicator, log: list[str] | None = None) -> None:
-        self._inner, self.log = inner, [] if log is None else log
-        self.kind, self.place = inner.kind, inner.place
-
-    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
-        self.log.append("sum")
-        self._inner.sum(tensor, weight)
-
-    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
-        self._inner.broadcast(tensor, root)
-
-    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
-        return self._inner.gather_rows(row)
-
-    def exchange(self, parts: torch.Tensor) -> torch.Tensor:
-        return self._inner.exchange(parts)
-
-    def send(self, tensor: torch.Tensor, to: int) -> None:
-        self._inner.send(tensor, to)
-
-    def receive(self, tensor: torch.Tensor, source: int) -> None:
-        self._inner.receive(tensor, source)
-
-    def barrier(self) -> None:
-        self._inner.barrier()
-
-    def split(self, color: int, key: int = 0) -> Communicator:
-        return Wrapping(self._inner.split(color, key), self.log)
-
-    def for_thread(self) -> Communicator:
-        return Wrapping(self._inner.for_thread(), self.log)
-
-    def abort(self, code: int) -> None:
-        self._inner.abort(code)
-
-    def close(self) -> None:
-        self._inner.close()
+    threaded = [Call("for_thread", 0)], [Call("close", 0)]
+    before, after = threaded if comm.size > 1 else ([], [])
+    assert calls == [*before, Call("sum", 4000, "sync 1"), *after]

@@ -1,6 +1,6 @@
 """The contract that every communicator keeps, as checks that run on its ranks.
 
-mpiexec -n 4 python -m tests.comm.contract FUNNELED mpi gloo:3     one JSON object per kind: {check: "ok" or what went wrong}
+mpiexec -n 4 python -m tests.comm.contract FUNNELED mpi wrapped-mpi gloo:3     an object per word: {check: "ok" or what went wrong}
 
 `gloo:3` is of the first 3 ranks alone, on an MPI communicator of them that is handed over. MPI starts with the thread level that
 comes first; below MULTIPLE the checks of the background see that an MPI communicator refuses one.
@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepex.comm import Communicator, as_communicator, connect
+from deepex.comm import Communicator, WrappedCommunicator, as_communicator, connect
 from deepex.comm.library import start_mpi
 from deepex.comm.nodes import describe_nodes
 from deepex.comm.solo import SoloCommunicator
@@ -305,11 +305,13 @@ def _made_of_first(size: int, kind: str) -> Communicator | None:
 CHECKS = [value for name, value in sorted((globals() | vars(background_contract)).items()) if name.startswith("check_")]
 
 
-def main(kind: str, size: int | None) -> None:
+def main(name: str, size: int | None) -> None:
     """Run every check, in the same order on every rank, and print what rank 0 to the last found."""
+    kind = name.removeprefix("wrapped-")
     comm = _made(kind) if size is None else _made_of_first(size, kind)
     if comm is None:
         return
+    comm = WrappedCommunicator(comm, lambda _: None) if name != kind else comm
     assert comm.kind == kind
     report = {}
     for check in CHECKS:
@@ -321,7 +323,7 @@ def main(kind: str, size: int | None) -> None:
         results = comm.gather(found)
         report[check.__name__] = next((f"rank {r}: {text}" for r, text in enumerate(results) if text != "ok"), "ok")
     if comm.rank == 0:
-        print(json.dumps({"kind": kind, "size": comm.size, "checks": report}))
+        print(json.dumps({"kind": name, "size": comm.size, "checks": report}))
     comm.close()
     gc.collect()  # an error that was raised on purpose holds the frames that it came through, and these hold communicators
     # One that still works while Python ends would abort the process. A thread that was joined may be listed a moment longer; one

@@ -23,9 +23,9 @@ def _verdict(result: subprocess.CompletedProcess[str], size: int, *words: str) -
 @pytest.mark.parametrize(
     ("size", "thread_level", "words"),
     [
-        (1, "FUNNELED", ("solo", "mpi", "gloo")),
-        (4, "FUNNELED", ("mpi", "gloo", "mpi:3", "gloo:3", "mpi:2", "gloo:2")),
-        (4, "MULTIPLE", ("mpi", "mpi:3", "mpi:2")),
+        (1, "FUNNELED", ("solo", "mpi", "gloo", "wrapped-solo")),
+        (4, "FUNNELED", ("mpi", "gloo", "mpi:3", "gloo:3", "mpi:2", "gloo:2", "wrapped-gloo:2")),
+        (4, "MULTIPLE", ("mpi", "mpi:3", "mpi:2", "wrapped-mpi")),
     ],
 )
 def test_contract(size: int, thread_level: str, words: tuple[str, ...]) -> None:

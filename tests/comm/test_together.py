@@ -5,46 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from typing_extensions import override
 
 import deepex
+from deepex.comm import Call, WrappedCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.recipes import run as home
 from deepex.training import learner
-from tests.comm.background_contract import Wrapping
 from tests.mpi import run_ranks
 
 MakeData = Callable[[int], Path]
-
-
-class Watched(Wrapping):
-    """Refuses to communicate within `together`."""
-
-    within = False
-
-    def _refuse(self) -> None:
-        assert not Watched.within, "a collective within what ranks do together"
-
-    @override
-    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
-        self._refuse()
-        super().sum(tensor, weight)
-
-    @override
-    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
-        self._refuse()
-        super().broadcast(tensor, root)
-
-    @override
-    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
-        self._refuse()
-        return super().gather_rows(row)
-
-    @override
-    def barrier(self) -> None:
-        self._refuse()
-        super().barrier()
 
 
 @pytest.mark.parametrize("strategy", ["weights", "elastic", "hierarchical", "background"])
@@ -52,15 +21,18 @@ def test_nothing_that_ranks_do_together_communicates(
     strategy: str, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a run that begins, and of one that goes on."""
-    together = home.together
+    together, within = home.together, []
+
+    def refuse(call: Call) -> None:
+        assert not within, f"{call.what} within what ranks do together"
 
     def watched(comm: Any, work: Callable[[], Any]) -> Any:
         def inside() -> Any:
-            Watched.within = True
+            within.append(work)
             try:
                 return work()
             finally:
-                Watched.within = False
+                within.clear()
 
         return together(comm, inside)
 
@@ -69,7 +41,7 @@ def test_nothing_that_ranks_do_together_communicates(
     keys = {"data": str(make_data(64)), "net": "tests.networks:normed", "batch": 8, "replicas": 2, "sync.strategy": strategy}
     for epochs in (1, 2):
         config = deepex.recipe("fashion", {**keys, "epochs": epochs})
-        done = deepex.train(config, Watched(SoloCommunicator()), out=tmp_path / "run", resume=epochs == 2)
+        done = deepex.train(config, WrappedCommunicator(SoloCommunicator(), refuse), out=tmp_path / "run", resume=epochs == 2)
         assert len(done.epochs()) == epochs
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from deepex.errors import RunError, StorageError
 from deepex.record import COMPUTE, PHASES, EpochRecord, RunDirectory, Score
+from deepex.record.measure import EARLIER, Measure
 from deepex.record.run import SCHEMA, hold, is_held
 
 
@@ -383,7 +384,6 @@ import resource, signal, sys
 from pathlib import Path
 from deepex.errors import StorageError
 from deepex.record import EpochRecord, PHASES, RunDirectory, Score
-from deepex.record.measure import EARLIER, Measure
 run = RunDirectory.open(Path(sys.argv[1]))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepex.comm.background import Background
+from deepex.comm import Background, WrappedCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import FailureError
 from deepex.sync.agreement import Agreement
@@ -114,10 +114,9 @@ def test_fixed_point_refuses_what_it_cannot_hold(value: float) -> None:
         agreement.begin(index)
         arena[5] = one
         agreement.add(index, 0.25)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SoloCommunicator, "sum", lambda *_: pytest.fail("summed"))
-        with pytest.raises(FailureError, match="deterministic sums cannot hold"):
-            reach(agreement)
+    refusing = WrappedCommunicator(SoloCommunicator(), lambda call: pytest.fail(call.what))
+    with pytest.raises(FailureError, match="deterministic sums cannot hold"):
+        agreement.reach(refusing, request=0.0, rate=0.1)
     agreement.start()
     reach(agreement)
 

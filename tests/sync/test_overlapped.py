@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from deepex.arena.arena import Arena
-from deepex.comm.background import Background
+from deepex.comm import Background, Call, Communicator, WrappedCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import FailureError
 from deepex.sync.how.gradients import Overlapped, _cuts
@@ -29,7 +29,7 @@ def test_cuts_cover_all_weights(counts: list[int], chunks: int) -> None:
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Sequential, Arena, Overlapped, list[tuple[int, int, float]]]:
+def parts() -> tuple[nn.Sequential, Arena, Overlapped, Communicator, list[tuple[int, int, float]]]:
     """Six layers in three chunks; the log has each sum: where it begins, how many numbers, and its weight."""
     network = nn.Sequential(*(nn.Linear(20, 20, bias=False) for _ in range(6)))
     arena = Arena(network, torch.device("cpu"))
@@ -38,33 +38,33 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Sequential, Arena, Overla
     held = slice(end, end + arena.buffers.numel())
     synced = SyncedSlice(agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=end, slots=slots)
     log: list[tuple[int, int, float]] = []
-    plain = SoloCommunicator.sum
 
-    def noted(self: SoloCommunicator, tensor: torch.Tensor, weight: float = 1.0) -> None:
+    def note(call: Call) -> None:
+        assert call.what == "sum"
+        tensor, weight = call.arguments
         log.append((tensor.storage_offset(), tensor.numel(), weight))
-        plain(self, tensor, weight)
 
-    monkeypatch.setattr(SoloCommunicator, "sum", noted)
-    agreement = Overlapped(synced, slots, chunks=3, worker=Background(SoloCommunicator()))
+    comm = WrappedCommunicator(SoloCommunicator(), note)
+    agreement = Overlapped(synced, slots, chunks=3, worker=Background(comm))
     arena.listeners.append(agreement.hears)
-    return network, arena, agreement, log
+    return network, arena, agreement, comm, log
 
 
 def test_chunks_are_begun_from_the_last_within_the_backward_pass(parts: tuple) -> None:
-    network, arena, agreement, log = parts
+    network, arena, agreement, comm, log = parts
     agreement.begin(0)
     agreement.expect(0.5)
     arena.backward(network(torch.randn(3, 20)).square().sum())
     size, end = arena.gradients.numel() // 3, arena.gradients.numel()
     assert log == [(2 * size, size, 0.5), (size, size, 0.5), (0, size, 0.5)], "all, before the pass was over"
     agreement.add(0, 0.5)
-    agreement.reach(SoloCommunicator(), request=1.0, rate=0.1)
+    agreement.reach(comm, request=1.0, rate=0.1)
     assert log[3:] == [(end, arena.buffers.numel(), 0.5)]
     assert agreement.requests == 0.5
 
 
 def test_the_mean_is_that_of_a_sync_that_waits(parts: tuple) -> None:
-    network, arena, agreement, _ = parts
+    network, arena, agreement, comm, _ = parts
     images = torch.randn(3, 20)
     expected = [0.25 * g for g in torch.autograd.grad(network(images).square().sum(), list(network.parameters()))]
     for _ in range(2):
@@ -72,30 +72,30 @@ def test_the_mean_is_that_of_a_sync_that_waits(parts: tuple) -> None:
         agreement.expect(0.25)
         arena.backward(network(images).square().sum())
         agreement.add(0, 0.25)
-        agreement.reach(SoloCommunicator(), request=0.0, rate=0.1)
+        agreement.reach(comm, request=0.0, rate=0.1)
         assert all(torch.allclose(a, b) for a, b in zip(arena.gradient_tensors(), expected, strict=True))
 
 
 def test_weights_without_part_and_replicas_without_samples_send_all_the_same(parts: tuple) -> None:
     """Every rank begins the same sums, or the others would wait for ever."""
-    network, arena, agreement, log = parts
+    network, arena, agreement, comm, log = parts
     agreement.begin(0)
     agreement.expect(1.0)
     arena.backward(network[:4](torch.randn(3, 20)).square().sum())
     assert log == [], "the last chunk is not there, and none goes before it"
-    agreement.reach(SoloCommunicator(), request=0.0, rate=0.1)
+    agreement.reach(comm, request=0.0, rate=0.1)
     assert len(log) == 4
     assert not arena.gradients[-400:].any()
     log.clear()
     agreement.begin(0)
     agreement.expect(0.0)
-    agreement.reach(SoloCommunicator(), request=0.0, rate=0.1)
+    agreement.reach(comm, request=0.0, rate=0.1)
     assert len(log) == 4
     assert not arena.gradients.any(), "what was left of the step before is not contributed again"
 
 
 def test_a_gradient_in_pieces_is_refused(parts: tuple) -> None:
-    _, _, agreement, _ = parts
+    _, _, agreement, _, _ = parts
     agreement.begin(0)
     for index in (5, 4):
         agreement.hears(index)

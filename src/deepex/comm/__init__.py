@@ -1,4 +1,4 @@
-"""Ranks that talk: one small abstract Communicator, four implementations, rank discovery, local launch.
+"""Ranks that talk: one small abstract Communicator, four implementations, a wrapper with hooks, rank discovery, local launch.
 
 Names are resolved on use: finding one's place and launching ranks need no torch.
 """
@@ -11,10 +11,29 @@ if TYPE_CHECKING:
     from deepex.comm.base import Communicator
     from deepex.comm.place import Place, find_place
     from deepex.comm.selection import CommChoice, as_communicator, choose, connect
+    from deepex.comm.wrapped import Call, WrappedCommunicator
 
-__all__ = ["Background", "CommChoice", "Communicator", "Place", "as_communicator", "choose", "connect", "find_place"]
+__all__ = [
+    "Background",
+    "Call",
+    "CommChoice",
+    "Communicator",
+    "Place",
+    "WrappedCommunicator",
+    "as_communicator",
+    "choose",
+    "connect",
+    "find_place",
+]
 
-_HOMES = {"Background": "background", "Communicator": "base", "Place": "place", "find_place": "place"}
+_HOMES = {
+    "Background": "background",
+    "Call": "wrapped",
+    "Communicator": "base",
+    "Place": "place",
+    "WrappedCommunicator": "wrapped",
+    "find_place": "place",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -39,9 +39,9 @@ Work = Callable[[Communicator], None]
 class Pending:
     """Work that was handed to a background. `seconds` is how long it took, known after `wait`."""
 
-    def __init__(self, work: Work, lane: "_Lane | None") -> None:
+    def __init__(self, work: Work, why: str, lane: "_Lane | None") -> None:
         self._work: Work | None = work
-        self._lane = lane
+        self._why, self._lane = why, lane
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._host_seconds = 0.0
@@ -76,7 +76,7 @@ class Pending:
     def _attempt(self, comm: Communicator) -> BaseException | None:
         assert self._work is not None, "work is done once"
         try:
-            with torch.no_grad(), _within(self._lane):
+            with torch.no_grad(), comm.because(self._why), _within(self._lane):
                 self._work(comm)
         except BaseException as error:  # noqa: BLE001 - it is raised where the caller waits
             return error
@@ -92,7 +92,7 @@ class Background:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self._threaded = comm.size > 1
+        self._threaded, self._callers = comm.size > 1, comm
         self._comm = comm.for_thread() if self._threaded else comm
         self._failure: BaseException | None = None
         self._last: Pending | None = None
@@ -141,7 +141,7 @@ class Background:
             raise self._failure
         if self._closed:
             raise CommError("the background is closed and takes no more work: make another one")
-        pending = Pending(work, self._lane(device) if self._threaded and device is not None else None)
+        pending = Pending(work, self._callers.why, self._lane(device) if self._threaded and device is not None else None)
         self._last = pending
         if self._threaded:
             self._queue.put(pending)

@@ -6,15 +6,16 @@
     parts = comm.exchange(parts)    # row r to rank r, and from it
     comm.send(tensor, 1)            # to one rank, which calls comm.receive(tensor, 0)
 
-Four implementations: `solo`, `mpi`, `gloo`, `nccl`. Variation beyond that is wrapping (a traced communicator holds another one),
-never inheritance. All calls but `send` and `receive` are collective: every rank makes the same calls in the same order, from one
+Four implementations: `solo`, `mpi`, `gloo`, `nccl`. Variation beyond that is wrapping (wrapped.py: hooks around every call), never
+inheritance. All calls but `send` and `receive` are collective: every rank makes the same calls in the same order, from one
 thread; another thread has a communicator of its own (`for_thread`, see background.py).
 """
 
 import json
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,11 +36,15 @@ def own_zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Ten
 
 
 class Communicator(ABC):
-    """Ranks that talk. `kind` is its name in `--set comm=…`, `place` where this rank stands in it, `reason` why it was chosen."""
+    """Ranks that talk. `kind` is its name in `--set comm=…`, `place` where this rank stands in it, `reason` why it was chosen.
+
+    `why` is what calls are made for at present: nothing here reads it, whoever wraps this does (wrapped.py).
+    """
 
     kind: str
     place: Place
     reason = "the caller's"
+    why = ""
 
     @property
     def rank(self) -> int:
@@ -50,6 +55,15 @@ class Communicator(ABC):
     def size(self) -> int:
         """How many ranks there are."""
         return self.place.size
+
+    @contextmanager
+    def because(self, why: str) -> Iterator[None]:
+        """Say what calls are made for meanwhile, as `sync 3 of epoch 2`; also those that a background is given meanwhile."""
+        before, self.why = self.why, why
+        try:
+            yield
+        finally:
+            self.why = before
 
     @property
     def overlaps(self) -> bool:

@@ -140,7 +140,10 @@ class Trainer:
         learner.begin_epoch(epoch, position.step, position.syncs, worst=position.worst)
         while learner.plan:
             start, planned = learner.plan.popleft()
-            stop = run_stretch(learner, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped)
+            with self._comm.because(f"sync {syncs + 1} of epoch {epoch + 1}"):
+                stop = run_stretch(
+                    learner, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped
+                )
             syncs += 1
             stopped = self._poll.stop(learner.requests) or stop < planned
             learner.look(stop)
