@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from deepex.cli.output import checked, drop, use_streams
+from deepex.cli.output import HELP_NAMES, checked, drop, use_streams
 from deepex.errors import INTERRUPTED, DeepexError, UserError, place_in_their_code, told
 
 _NO_PATH: Final = (EACCES, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM, EROFS)
@@ -27,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_NAMES},
 )
 
 _Set = Annotated[

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from deepex.cli.output import checked
+from deepex.cli.output import HELP_NAMES, checked
 
 if TYPE_CHECKING:  # at run time they are imported where they are used, so that `deepex --help` stays instant
     from deepex.cli.stages import Stages
@@ -29,7 +29,9 @@ _SAFE_PATH: Final = "PYTHONSAFEPATH"
 app = typer.Typer(
     name="data",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,  # it would take [science] for markup
+    context_settings={"help_option_names": HELP_NAMES},
     help="Make datasets by simulation, pack images of any format into the files that training reads, and look after them.",
 )
 

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+HELP_NAMES: Final = ["-h", "--help"]  # for every typer app: those within `data` and `study` do not take them from the first
 
 P = TypeVar("P", str | None, Path | None)
 

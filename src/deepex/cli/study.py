@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from deepex.cli.output import checked, make_console
+from deepex.cli.output import HELP_NAMES, checked, make_console
 from deepex.errors import ConfigError
 
 if TYPE_CHECKING:  # at run time they are imported where they are used, so that `deepex --help` stays instant
@@ -29,6 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": HELP_NAMES},
     help="""Measure how training scales: plan runs that vary one thing, run each several times in turns, and keep the records.
 
     Every kind shows its plan and what it will cost first; --dry-run ends there. What has finished is kept: after an interrupt the

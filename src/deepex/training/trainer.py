@@ -141,9 +141,7 @@ class Trainer:
         while learner.plan:
             start, planned = learner.plan.popleft()
             with self._comm.because(f"sync {syncs + 1} of epoch {epoch + 1}"):
-                stop = run_stretch(
-                    learner, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped
-                )
+                stop = run_stretch(learner, start, planned, asked_to_stop=self._asked_to_stop, stepped=self._watcher.stepped)
             syncs += 1
             stopped = self._poll.stop(learner.requests) or stop < planned
             learner.look(stop)
