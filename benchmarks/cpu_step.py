@@ -22,9 +22,10 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.machine.cache import keep_compiled
-from deepex.recipes.job import decide_layout, make_job
+from deepex.recipes.network import build_network
 from deepex.task import make_task
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job, try_order
 from deepex.training.learner import Learner
 from one_rank import bare_steps, fused_sgd, standardised
 
@@ -66,7 +67,7 @@ def compare(settings: dict[str, Any], threads: list[int], repeats: int) -> dict[
     steps = settings.pop("steps")
     _, _, data = bench.random_data((1, 28, 28), 10, steps * BATCH)
     base = {"data": data, "batch": BATCH, "validate": "none", "step": "eager", "threads": 1, **settings}
-    job, _ = decide_layout(make_job(config_of(base), SoloCommunicator()), SoloCommunicator())
+    job = try_order(make_job(config_of(base), SoloCommunicator(), build_network), SoloCommunicator())
     base["layout"] = job.config.layout
     found = {str(count): on_threads(count, base, repeats, steps) for count in threads}
     return {"compiled_layout": base["layout"], "threads": found}
@@ -122,7 +123,7 @@ def config_of(base: dict[str, Any], **changes: Any) -> RunConfig:
 def bare_loop(config: RunConfig) -> Contestant:
     """Epochs of the bare loop; a call gives the seconds of one."""
     order = ORDERS[config.layout]
-    job = make_job(config, SoloCommunicator())
+    job = make_job(config, SoloCommunicator(), build_network)
     task, count = make_task(config.task), job.dataset.part("train").count
     inputs, labels = standardised(job, (0, count), order)
     if not task.standardise:
@@ -144,7 +145,7 @@ def bare_loop(config: RunConfig) -> Contestant:
 
 def deepex_loop(config: RunConfig) -> Contestant:
     """Epochs of DeepEx; one that is compiled is so when this returns."""
-    learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator())
+    learner = Learner(make_job(config, SoloCommunicator(), build_network), SoloCommunicator())
     learner.meet()
     return bench.epochs(learner)
 

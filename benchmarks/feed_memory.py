@@ -30,9 +30,10 @@ from deepex.comm import Communicator
 from deepex.comm.launch import launcher_prefix
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
-from deepex.recipes.job import make_job
+from deepex.recipes.network import build_network
 from deepex.record.clock import NoClock
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job
 from deepex.training.learner import Learner
 from feeds import PLACEMENTS
 
@@ -75,7 +76,7 @@ def train(data: str, placement: str, comm: Communicator) -> int:
     config = RunConfig(net="feed_memory:linear", data=data, batch=64, threads=1, **settings)
     found = {"peak": in_memory()}
     with watched(found):
-        learner = Learner(make_job(config, comm), comm, NoClock())
+        learner = Learner(make_job(config, comm, build_network), comm, NoClock())
         learner.meet()
         learner.start()
         epoch = bench.epochs(learner)

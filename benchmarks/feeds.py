@@ -28,10 +28,12 @@ from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset, PackedPart
 from deepex.data.feeds.feed import Batch, Feed
 from deepex.data.feeds.samples import Samples, Turn
+from deepex.data.find import SAMPLES
 from deepex.data.pack import pack
-from deepex.recipes.job import SAMPLES, make_job
+from deepex.recipes.network import build_network
 from deepex.record.clock import NoClock
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job
 from deepex.training.learner import Learner
 
 PLACEMENTS = ("device", "host", "stream")
@@ -112,14 +114,14 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def make(config: RunConfig) -> Learner:
-    learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator(), NoClock())
+    learner = Learner(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), NoClock())
     learner.meet()
     learner.start()
     return learner
 
 
 def make_with_loader(config: RunConfig, form: str, workers: int) -> Learner:
-    job, learner = make_job(config, SoloCommunicator()), make(dataclasses.replace(config, placement="stream"))
+    job, learner = make_job(config, SoloCommunicator(), build_network), make(dataclasses.replace(config, placement="stream"))
     learner.feed.close()
     part = job.dataset.part("train")
     samples = Samples(part, job.shards, learner.replicas, seed=config.seed, shuffled=True)
@@ -142,7 +144,7 @@ def compare(config: RunConfig, choices: Sequence[int], repeats: int) -> tuple[li
     for form in FORMS:
         workers[form], learners[f"DataLoader, {form}"] = best_workers(config, form, choices)
     found = bench.in_turns({name: bench.epochs(learner) for name, learner in learners.items()}, repeats)
-    count = make_job(config, SoloCommunicator()).shards.count
+    count = make_job(config, SoloCommunicator(), build_network).shards.count
     for kind in PLACEMENTS:
         learners[kind].feed.close()
     rows: list[list[object]] = []

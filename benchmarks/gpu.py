@@ -34,11 +34,12 @@ from deepex.arena.optimiser import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.augment import AugmentConfig
 from deepex.machine.reading import attempt
-from deepex.recipes.job import make_job
+from deepex.recipes.network import build_network
 from deepex.record import RunDirectory
 from deepex.record.clock import NoClock, PhaseClock
 from deepex.step.captured.runner import CapturedRunner
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job
 from deepex.training.learner import Learner
 from deepex.training.trainer import Trainer, run_stretch
 from deepex.training.watch import Watcher
@@ -88,7 +89,7 @@ def deepex_epochs(
     )  # fmt: skip
     comm = SoloCommunicator()
     run = RunDirectory.create(Path(tempfile.mkdtemp()) / "run", {}, [], {})
-    trainer = Trainer(make_job(config, comm), comm, run, Watcher(), clock=clock)
+    trainer = Trainer(make_job(config, comm, build_network), comm, run, Watcher(), clock=clock)
     trainer.begin(resumed=False)
     learner, state = trainer.learner, {"epoch": 0}
 

@@ -38,9 +38,10 @@ from deepex.comm.launch import launcher_prefix
 from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import abort_on_failure
-from deepex.recipes.job import decide_layout, make_job
+from deepex.recipes.network import build_network
 from deepex.record import RunDirectory
 from deepex.training import checkpoint as checkpoints
+from deepex.training.gather import make_job, try_order
 from deepex.training.trainer import Trainer, run_stretch
 from deepex.training.watch import Watcher
 from one_rank import fused_sgd, small_data
@@ -82,7 +83,7 @@ def make_config(case: dict[str, Any]) -> deepex.RunConfig:
 def make_trainer(case: dict[str, Any], comm: Communicator, folder: str) -> Trainer:
     run = RunDirectory(Path(folder) / "run")
     run.checkpoints.mkdir(parents=True, exist_ok=True)
-    job, _reason = decide_layout(make_job(make_config(case), comm), comm)
+    job = try_order(make_job(make_config(case), comm, build_network), comm)
     return Trainer(job, comm, run, Watcher())
 
 
@@ -117,7 +118,7 @@ def bare_case(case: dict[str, Any]) -> dict[str, int]:
     """What the bare loop takes."""
     found = {"start": resident()}
     config = make_config(case)
-    job = make_job(config, SoloCommunicator())
+    job = make_job(config, SoloCommunicator(), build_network)
     images, labels = (torch.from_numpy(array) for array in job.dataset.part("train").read(0, SAMPLES))
     inputs = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     network = job.network.train()
@@ -159,8 +160,8 @@ def events_case(case: dict[str, Any]) -> dict[str, int] | None:
 
 
 def _trial_growth(case: dict[str, Any]) -> int:
-    job = make_job(make_config({**case, "layout": "auto"}), SoloCommunicator())
-    return growth(lambda: decide_layout(job, SoloCommunicator()))
+    job = make_job(make_config({**case, "layout": "auto"}), SoloCommunicator(), build_network)
+    return growth(lambda: try_order(job, SoloCommunicator()))
 
 
 CASES = {"deepex": deepex_case, "bare": bare_case, "events": events_case}

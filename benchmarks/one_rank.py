@@ -24,10 +24,11 @@ import bench
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.feeds.order import epoch_order
-from deepex.recipes.job import decide_layout, make_job
+from deepex.recipes.network import build_network
 from deepex.record import RunDirectory
 from deepex.record.clock import HostClock, NoClock, PhaseClock
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job, try_order
 from deepex.training.job import Job
 from deepex.training.trainer import Trainer
 from deepex.training.watch import Watcher
@@ -53,7 +54,7 @@ def fused_sgd(network: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
 
 def bare_loop(config: RunConfig, count: int, order: torch.memory_format) -> Callable[[], float]:
     """Epochs of the bare loop; a call gives the seconds of one."""
-    job = make_job(config, SoloCommunicator())
+    job = make_job(config, SoloCommunicator(), build_network)
     inputs, labels = standardised(job, (0, job.dataset.part("train").count), order)
     shards, network = job.shards, job.network.to(memory_format=order).train()
     optimiser = fused_sgd(network, config)
@@ -89,7 +90,7 @@ def bare_steps(
 
 def deepex_epochs(config: RunConfig, clock: PhaseClock) -> tuple[Callable[[], float], nn.Module]:
     """The learner's epochs; a call gives the seconds of one, its sync and the reading of its sums included."""
-    job = make_job(config, SoloCommunicator())
+    job = make_job(config, SoloCommunicator(), build_network)
     run = RunDirectory.create(Path(tempfile.mkdtemp()) / "run", {}, [], {})
     trainer = Trainer(job, SoloCommunicator(), run, Watcher(), clock=clock)
     trainer.begin(resumed=False)
@@ -103,9 +104,9 @@ def main() -> None:
     rows, result = [], {}
     for net, samples in WORKLOADS.items():
         config = deepex.recipe("fashion", {"net": net, "batch": 32, "threads": options.threads, "data": small_data(samples)})
-        job, reason = decide_layout(make_job(config, SoloCommunicator()), SoloCommunicator())
+        job = try_order(make_job(config, SoloCommunicator(), build_network), SoloCommunicator())
         config = job.config
-        print(f"{net}: {config.layout}, by trial: {reason}")
+        print(f"{net}: {config.layout}, {job.plan.reasons['layout']}")
         ours, _ = deepex_epochs(config, HostClock())
         silent, _ = deepex_epochs(config, NoClock())
         orders = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
@@ -163,8 +164,8 @@ def small_data(samples: int) -> str:
     import numpy as np
 
     from deepex.data.dataset import PackedDataset
+    from deepex.data.find import SAMPLES
     from deepex.data.pack import pack
-    from deepex.recipes.job import SAMPLES
 
     sample = PackedDataset.open(SAMPLES / "fashion")
     images, labels = sample.part("train").read(0, samples)

@@ -41,9 +41,10 @@ from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import abort_on_failure
 from deepex.data.feeds.order import epoch_order
-from deepex.recipes.job import decide_layout, make_job
+from deepex.recipes.network import build_network
 from deepex.record.clock import HostClock
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job, try_order
 from deepex.training.learner import Learner
 from deepex.training.trainer import run_stretch
 from one_rank import fused_sgd, small_data, standardised
@@ -65,7 +66,7 @@ _NO_BUFFERS = {
 
 def learner_epochs(config: RunConfig, comm: Communicator) -> tuple[Epoch, Learner]:
     """The learner's epochs on the ranks of `comm`, their syncs and the reading of their sums included."""
-    learner = Learner(make_job(config, comm), comm, HostClock())
+    learner = Learner(make_job(config, comm, build_network), comm, HostClock())
     comm.broadcast(learner.arena.state)
     learner.meet()
     learner.start()
@@ -85,7 +86,7 @@ def ddp_epochs(
     config: RunConfig, comm: Communicator, *, order: str, static_graph: bool, set_to_none: bool, steps: int | None = None
 ) -> Epoch:
     """Epochs of this rank's shard under DDP, or their first `steps` steps."""
-    job = make_job(config, comm)
+    job = make_job(config, comm, build_network)
     shards = job.shards
     inputs, labels = standardised(job, shards.bounds(comm.rank), ORDERS[order])
     network = DistributedDataParallel(
@@ -149,7 +150,7 @@ def compare(net: str, samples: int, repeats: int, comm: MpiCommunicator, world: 
     """A row of the table, and its record."""
     with _shared_data(samples, comm) as data, _shared_data(samples // 2, comm) as half:
         config = deepex.recipe("fashion", {"net": net, "batch": 32, "threads": 1, "data": data})
-        job, _reason = decide_layout(make_job(config, comm), comm)
+        job = try_order(make_job(config, comm, build_network), comm)
         config = job.config
         by_gradients = deepex.recipe(
             "fashion", {"net": net, "batch": 32, "threads": 1, "data": data, "layout": config.layout, "sync.strategy": "gradients"}

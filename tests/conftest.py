@@ -10,8 +10,8 @@ import torch
 from hypothesis import settings
 
 from deepex.data.dataset import PackedDataset
+from deepex.data.find import SAMPLES
 from deepex.data.pack import pack
-from deepex.recipes.job import SAMPLES
 
 torch.set_num_threads(1)
 os.environ.pop("PYTHONUNBUFFERED", None)  # with it, print() writes a line in two pieces, and lines of ranks run into each other

@@ -37,7 +37,7 @@ WITHOUT_TORCH_AND_MPI = ("errors", "record", "speedup", "trace", "perf", "report
 
 # Environment variables are for comm/ (launchers) and cli/. Whoever else touches os.environ is named here with the reason.
 ENVIRONMENT_EXCEPTIONS = {
-    "recipes/run.py": "hands os.environ on to machine's describe, keep_heap and keep_compiled; reads no key itself",
+    "training/run.py": "hands os.environ on to machine's describe, keep_heap and keep_compiled; reads no key itself",
     "study/frameworks/program.py": "a program that a launcher starts, as a verb is: hands os.environ on to find_place, describe, "
     "keep_heap and to the framework, which sets there what its libraries read while they are loaded",
 }

@@ -80,7 +80,7 @@ FAULTS = [
     pytest.param("mpiexec", (), 0, "torch", "sleep", f"rank 0 on .* {SILENT}", marks=slow),
     pytest.param("mpiexec", GLOO, 1, "deepex.comm.distributed", "sleep", WAITED, marks=slow),
     pytest.param("torchrun", (), 1, "torch", "exit 0", WAITED, marks=slow),
-    pytest.param("torchrun", (), 1, "deepex.recipes.run", "raise", "rank 1 on .*: ImportError: libmade_up", marks=slow),
+    pytest.param("torchrun", (), 1, "deepex.training.run", "raise", "rank 1 on .*: ImportError: libmade_up", marks=slow),
 ]
 
 

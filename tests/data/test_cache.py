@@ -38,10 +38,10 @@ from deepex.data.feeds.read import REQUEST_BYTES, ReadInto, Rows, Stopped, hand_
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.data.feeds.window import Stream
+from deepex.data.find import SAMPLES
 from deepex.data.pack import pack
 from deepex.errors import DataError
 from deepex.nets import build
-from deepex.recipes.job import SAMPLES
 from deepex.step.cost import activation_bytes
 from tests.mpi import HANGS, rank_environ, run_deepex, run_ranks
 

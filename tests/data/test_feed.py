@@ -34,10 +34,10 @@ from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards, Slices
 from deepex.data.feeds.store import Store
 from deepex.data.feeds.window import Maps, Stream, Windows, one_by_one, ring_rows
+from deepex.data.find import SAMPLES
 from deepex.data.pack import pack
 from deepex.data.prepare import Prepare
 from deepex.errors import ConfigError
-from deepex.recipes.job import SAMPLES
 
 MakeData = Callable[[int], Path]
 CPU = torch.device("cpu")

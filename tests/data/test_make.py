@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from deepex.cli.data import app
 from deepex.data.dataset import PackedDataset
+from deepex.data.find import SAMPLES
 from deepex.data.make import make
 from deepex.data.simulation import folding
 from deepex.data.simulation.folding import native_fraction
 from deepex.data.simulation.kept import claim
 from deepex.errors import DataError, UnknownName
-from deepex.recipes.job import SAMPLES
 from tests.mpi import run_ranks
 
 MOST_BYTES = 12_000_000  # of the two samples together

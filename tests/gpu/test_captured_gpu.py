@@ -15,12 +15,14 @@ import deepex
 from deepex.arena.optimiser import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
-from deepex.recipes.job import SAMPLES, make_job
+from deepex.data.find import SAMPLES
+from deepex.recipes.network import build_network
 from deepex.record import PHASES
 from deepex.step.captured.runner import CapturedRunner
 from deepex.step.runner import EagerRunner
 from deepex.training import checkpoint as checkpoints
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job
 from deepex.training.learner import Learner
 from deepex.training.trainer import run_stretch
 from tests.training.stops import stop_after_laps
@@ -48,7 +50,7 @@ def _config(data: Path | str, **changes: Any) -> RunConfig:
 
 def _learner(config: RunConfig) -> Learner:
     comm = SoloCommunicator()
-    learner = Learner(make_job(config, comm), comm)
+    learner = Learner(make_job(config, comm, build_network), comm)
     learner.meet()
     learner.start()
     return learner
@@ -58,13 +60,13 @@ def _epoch(learner: Learner, number: int) -> list[float]:
     learner.begin_epoch(number, 0)
     while learner.plan:
         stop = run_stretch(learner, *learner.plan.popleft())
-        learner.look(number, stop)
+        learner.look(stop)
     return learner.runner.sums.tolist()
 
 
 def _exact_weights(config: RunConfig, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Initial weights and those after some steps of plain SGD in float64, on the same batches in the same order."""
-    job = make_job(config, SoloCommunicator())
+    job = make_job(config, SoloCommunicator(), build_network)
     network = job.network.double().cuda().train()
     before = [p.detach().clone() for p in network.parameters()]
     momenta = [torch.zeros_like(p) for p in network.parameters()]

@@ -12,8 +12,9 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.feeds.placement import Placement, make_feed
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
-from deepex.recipes.job import make_job
+from deepex.recipes.network import build_network
 from deepex.record import PHASES, RunDirectory
+from deepex.training.gather import make_job
 from deepex.training.trainer import Trainer, run_stretch
 from deepex.training.watch import Watcher
 from tests.mpi import run_deepex, run_ranks
@@ -78,7 +79,7 @@ def test_no_device_synchronisation_within_an_epoch(changes: dict, placement: str
     config = deepex.recipe("fashion", {"data": str(make_data(192)), "batch": 8, "placement": placement, **changes})
     comm = SoloCommunicator()
     run = RunDirectory.create(tmp_path / "run", {}, [], {})
-    trainer = Trainer(make_job(config, comm), comm, run, Watcher())
+    trainer = Trainer(make_job(config, comm, build_network), comm, run, Watcher())
     trainer.begin(resumed=False)
     learner = trainer.learner
     for epoch in range(2):  # the first warms up: cuDNN plans and events are made
@@ -99,7 +100,7 @@ def test_memory_of_a_rank(make_data: MakeData, tmp_path: Path) -> None:
     before = torch.cuda.memory_allocated()
     config = deepex.recipe("fashion-resnet", {"data": str(make_data(192)), "batch": 8})
     comm = SoloCommunicator()
-    trainer = Trainer(make_job(config, comm), comm, RunDirectory.create(tmp_path / "run", {}, [], {}), Watcher())
+    trainer = Trainer(make_job(config, comm, build_network), comm, RunDirectory.create(tmp_path / "run", {}, [], {}), Watcher())
     trainer.begin(resumed=False)
     arena, shard = trainer.learner.arena, 192 * (28 * 28 + 8)
     assert arena.memory.nbytes < 1.02 * 3 * 4 * arena.num_parameters

@@ -8,7 +8,8 @@ import torch
 
 import deepex
 from deepex.comm.solo import SoloCommunicator
-from deepex.recipes.job import make_job
+from deepex.recipes.network import build_network
+from deepex.training.gather import make_job
 from deepex.training.learner import Learner
 from deepex.training.trainer import run_stretch
 
@@ -19,7 +20,7 @@ STEPS = 64
 def _learner(data: Path, steps: int, **changes: object) -> Learner:
     keys = {"net": "lenet", "data": str(data), "batch": 1, "replicas": 3, "validate": "none", "sync.period": steps}
     comm = SoloCommunicator()
-    learner = Learner(make_job(deepex.recipe("fashion", {**keys, **changes}), comm), comm)
+    learner = Learner(make_job(deepex.recipe("fashion", {**keys, **changes}), comm, build_network), comm)
     learner.meet()
     learner.start()
     return learner

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from deepex.data.dataset import PackedDataset
+from deepex.data.find import SAMPLES
 from deepex.errors import ConfigError
 from deepex.recipes.factory import find_factory
-from deepex.recipes.job import SAMPLES
 from deepex.recipes.network import build_network
 from deepex.training.config import RunConfig
 from tests.mpi import run_deepex

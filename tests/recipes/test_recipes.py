@@ -16,11 +16,12 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.pack import pack
 from deepex.errors import ConfigError
 from deepex.recipes import RECIPES, recipe
-from deepex.recipes.job import make_job
+from deepex.recipes.network import build_network
 from deepex.record.clock import NoClock
 from deepex.record.table import dump_toml, from_table, to_table
 from deepex.sync.mean import SharedArenaMean
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job
 from deepex.training.learner import Learner
 
 MakeData = Callable[[int], Path]
@@ -37,7 +38,7 @@ def test_a_recipe_builds_and_survives_toml(name: str, tmp_path: Path) -> None:
         np.savez(tmp_path / "some.npz", images=np.zeros((128, *PACKED[name]), np.uint8), labels=np.arange(128) % 10)
         pack(tmp_path / "some.npz", tmp_path / "packed")
         config = dataclasses.replace(config, data=str(tmp_path / "packed"))
-    job = make_job(config, SoloCommunicator())
+    job = make_job(config, SoloCommunicator(), build_network)
     assert sum(p.numel() for p in job.network.parameters()) > 1000
     assert RECIPES[name].__doc__
 
@@ -73,8 +74,8 @@ def test_a_target_that_no_epoch_could_reach_is_refused(tmp_path: Path) -> None:
     pack(tmp_path / "i.npz", tmp_path / "data", validation=0)
     config = RunConfig(net="lenet", data=str(tmp_path / "data"), batch=8, target="validation error <= 1")
     with pytest.raises(ConfigError, match=r"'validation error <= 1', but .*data has no validation part: set a target of train"):
-        make_job(config, SoloCommunicator())
-    make_job(dataclasses.replace(config, target="error <= 1"), SoloCommunicator())
+        make_job(config, SoloCommunicator(), build_network)
+    make_job(dataclasses.replace(config, target="error <= 1"), SoloCommunicator(), build_network)
 
 
 @pytest.mark.slow
@@ -118,8 +119,9 @@ def test_the_estimate_has_what_the_arena_and_the_agreement_take(
 ) -> None:
     sync = {"sync.momentum": momentum, "sync.period": 2, "deterministic": deterministic, "layout": "contiguous"}
     config = recipe("fashion", {"data": str(make_data(192)), "net": "lenet-caffe", "batch": 8, "replicas": replicas, **sync})
-    job = make_job(config, SoloCommunicator())
+    job = make_job(config, SoloCommunicator(), build_network)
     learner = Learner(job, SoloCommunicator(), NoClock())
+    learner.meet()
     weights = sum(parameter.nbytes for parameter in job.network.parameters())
     agreement = learner.meeting.agreement
     sums = [agreement._last, agreement._total.buffer] if isinstance(agreement, SharedArenaMean) else []
@@ -131,7 +133,7 @@ def test_the_estimate_has_what_the_arena_and_the_agreement_take(
 def test_groups_that_do_not_fit_are_refused_before_anything_is_made() -> None:
     changes = {"replicas": 4, "sync": "hierarchical", "sync.group": 3}
     with pytest.raises(ConfigError, match=r"sync\.group is 3, but there are 4 replicas, 4 on each rank"):
-        make_job(recipe("fashion", changes), SoloCommunicator())
+        make_job(recipe("fashion", changes), SoloCommunicator(), build_network)
 
 
 @pytest.mark.parametrize(("batch", "replicas", "remedy"), [(21, 3, "batch=20"), (1, 1, "batch=2"), (16, 4, "batch=15")])
@@ -141,8 +143,8 @@ def test_a_last_batch_of_one_is_refused_where_batch_norm_has_too_little(
     """At once, and not at the end of the first epoch. A network without it may have such a batch."""
     changes = {"data": str(make_data({3: 192, 1: 130, 4: 196}[replicas])), "epochs": 1, "replicas": replicas, "batch": batch}
     with pytest.raises(ConfigError, match=f"leaves a last batch of 1 sample.*set {remedy}$"):
-        make_job(recipe("fashion", {**changes, "net": "resnet18"}), SoloCommunicator())
-    make_job(recipe("fashion", {**changes, "net": "lenet"}), SoloCommunicator())
+        make_job(recipe("fashion", {**changes, "net": "resnet18"}), SoloCommunicator(), build_network)
+    make_job(recipe("fashion", {**changes, "net": "lenet"}), SoloCommunicator(), build_network)
 
 
 @pytest.mark.parametrize("placement", ["device", "stream"])
@@ -150,7 +152,7 @@ def test_the_first_samples_alone_are_trained_on(placement: str, make_data: MakeD
     """Labels of the samples that the feed hands out, over an epoch, against those in the files."""
     data = make_data(128)
     config = recipe("fashion", {"data": str(data), "samples": 56, "batch": 8, "placement": placement, "replicas": 2, "threads": 1})
-    learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator(), NoClock())
+    learner = Learner(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), NoClock())
     learner.meet()
     learner.start()
     learner.begin_epoch(0, 0)
@@ -163,7 +165,7 @@ def test_the_first_samples_alone_are_trained_on(placement: str, make_data: MakeD
 
 def test_more_samples_than_there_are(make_data: MakeData) -> None:
     with pytest.raises(ConfigError, match=r"samples is 65, but .* has 64 to train on: set at most that, or 0"):
-        make_job(recipe("fashion", {"data": str(make_data(64)), "samples": 65, "batch": 8}), SoloCommunicator())
+        make_job(recipe("fashion", {"data": str(make_data(64)), "samples": 65, "batch": 8}), SoloCommunicator(), build_network)
 
 
 @pytest.mark.parametrize("onednn", [True, False])

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from deepex.comm.solo import SoloCommunicator
-from deepex.recipes.job import make_job
-from deepex.recipes.same import settled, started_with
+from deepex.recipes.network import build_network
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job
 from deepex.training.job import Job
+from deepex.training.same import settled, started_with
 from tests import networks
 
 MakeData = Callable[[int], Path]
@@ -20,7 +21,7 @@ MakeData = Callable[[int], Path]
 
 def job_of(data: Path, **keys: Any) -> Job:
     config = RunConfig(net="tests.networks:plain", data=str(data), epochs=1, batch=8, **keys)
-    return make_job(config, SoloCommunicator(), ranks_on_device=1)
+    return make_job(config, SoloCommunicator(), build_network, ranks_on_device=1)
 
 
 def frozen(job: Job) -> Job:

@@ -25,13 +25,12 @@ from deepex.cli.dataset_table import print_dataset
 from deepex.cli.report import compare
 from deepex.cli.show import show
 from deepex.data.dataset import PackedDataset
+from deepex.data.find import SAMPLES
 from deepex.data.manifest import to_json
 from deepex.data.overview import look
 from deepex.data.pack import pack
 from deepex.errors import DataError, DeepexError, RunError
 from deepex.machine.sampling.series import Series
-from deepex.recipes.job import SAMPLES
-from deepex.recipes.resume import resumed_config
 from deepex.record import RunDirectory, StudyDirectory
 from deepex.record.table import dump_toml
 from deepex.report import make_report
@@ -39,6 +38,7 @@ from deepex.report.collect import collect
 from deepex.report.export import FORMATS, export
 from deepex.study.trust import check_study
 from deepex.training.checkpoint import usable
+from deepex.training.resume import resumed_config
 from tests.mpi import run_deepex
 from tests.report.records import Made, transfer, write_study
 

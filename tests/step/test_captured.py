@@ -22,7 +22,7 @@ from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.data.pack import pack
 from deepex.errors import ConfigError
-from deepex.recipes.job import make_job
+from deepex.recipes.network import build_network
 from deepex.record.clock import NoClock
 from deepex.step import choose
 from deepex.step.captured.batch_table import BatchTable
@@ -32,6 +32,7 @@ from deepex.step.captured.runner import CapturedRunner
 from deepex.training import checkpoint as checkpoints
 from deepex.training import learner as learner_module
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job
 from deepex.training.learner import Learner
 from deepex.training.trainer import run_stretch
 from tests.training.stops import stop_after_laps
@@ -53,7 +54,7 @@ def _capture(monkeypatch: pytest.MonkeyPatch) -> None:
 def _learner(monkeypatch: pytest.MonkeyPatch, config: RunConfig, *, captured: bool) -> Learner:
     if captured:
         _capture(monkeypatch)
-    learner = Learner(make_job(config, SoloCommunicator()), SoloCommunicator(), NoClock())
+    learner = Learner(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), NoClock())
     monkeypatch.undo()
     learner.meet()
     learner.start()
@@ -293,4 +294,4 @@ class Replacing(nn.Module):
 def test_a_cpu_has_no_graphs(make_data: MakeData) -> None:
     config = deepex.recipe("fashion", {"data": str(make_data(48)), "step": "captured", "device": "cpu"})
     with pytest.raises(ConfigError, match="only a GPU"):
-        Learner(make_job(config, SoloCommunicator()), SoloCommunicator())
+        Learner(make_job(config, SoloCommunicator(), build_network), SoloCommunicator())

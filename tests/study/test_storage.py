@@ -16,14 +16,15 @@ from deepex.data.feeds import read_counter
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.data.feeds.window import Maps, Windows
+from deepex.data.find import OpenDataset, open_dataset
 from deepex.data.pack import pack
 from deepex.errors import ConfigError, DataError, StorageError, UnknownName
 from deepex.machine.storage import describe_file_system
-from deepex.recipes.job import open_dataset
 from deepex.record import RunDirectory
 from deepex.study.storage import page_cache
 from deepex.study.storage.copies import FORMATS, prepare, settings, summary, sweep
 from deepex.study.storage.page_cache import drop_cache, resident_bytes
+from deepex.training.config import RunConfig
 from tests.mpi import run_deepex
 
 MakeData = Callable[[int], Path]
@@ -47,6 +48,10 @@ def read(dataset: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
+def open_of(config: RunConfig) -> OpenDataset:
+    return open_dataset(config.data, config.data_options)
+
+
 def config_of(data: Path, directory: Path | None = None, kind: str = "packed", **keys: Any) -> Any:
     """The configuration that a run of the study has on a copy in `directory`, or on the dataset itself."""
     own = {"data": str(data)} if directory is None else settings(data, directory, kind)
@@ -64,7 +69,7 @@ def test_every_copy_has_the_same_samples_in_the_same_places(
         monkeypatch.setattr(direct, "_LEAST_BANDS", 64)
         monkeypatch.setattr(direct, "_LEAST_BLOCKS", 16)
     prepare(make_data(600), [tmp_path], [kind])
-    original, copy = PackedDataset.open(make_data(600)), open_dataset(config_of(make_data(600), tmp_path, kind))
+    original, copy = PackedDataset.open(make_data(600)), open_of(config_of(make_data(600), tmp_path, kind))
     assert set(copy.manifest.parts) == {"train", "validation"}
     for name in copy.manifest.parts:
         assert all(np.array_equal(*pair) for pair in zip(read(original, name), read(copy, name), strict=True)), name
@@ -79,7 +84,7 @@ def test_a_dataset_of_real_numbers_without_labels_or_validation(tmp_path: Path) 
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(50, 5, 6, 7)).astype(np.float32))
     pack(tmp_path / "x.npy", tmp_path / "data", validation=0.0, layout="NHWC")
     prepare(tmp_path / "data", [tmp_path], ["hdf5"])
-    original, copy = PackedDataset.open(tmp_path / "data"), open_dataset(config_of(tmp_path / "data", tmp_path, "hdf5"))
+    original, copy = PackedDataset.open(tmp_path / "data"), open_of(config_of(tmp_path / "data", tmp_path, "hdf5"))
     assert list(copy.manifest.parts) == ["train"]
     assert np.array_equal(read(original, "train")[0], read(copy, "train")[0])
     assert (copy.manifest.scale, copy.manifest.classes) == (original.manifest.scale, ())
@@ -119,7 +124,7 @@ def test_copies_are_made_once_and_again_where_they_are_damaged(make_data: MakeDa
     copies["hdf5-gzip", str(tmp_path)].write_bytes(b"no HDF5")
     prepare(make_data(64), [tmp_path], FORMATS)
     for kind in FORMATS:
-        assert open_dataset(config_of(make_data(64), tmp_path, kind)).manifest.parts["train"].count == 64
+        assert open_of(config_of(make_data(64), tmp_path, kind)).manifest.parts["train"].count == 64
     assert PackedDataset.open(packed).verify() == []
 
 

@@ -31,7 +31,7 @@ from deepex.record.run import hold
 from deepex.step.image_order import ImageOrder
 from deepex.sync.config import SyncConfig
 from deepex.training import checkpoint as checkpoints
-from deepex.training import tensors
+from deepex.training import tensors, trainer
 from deepex.training.config import CheckpointConfig, RunConfig
 from deepex.training.stop import StopPoll
 from deepex.training.trainer import Trainer
@@ -176,17 +176,15 @@ def _stop_after_syncs(monkeypatch: pytest.MonkeyPatch, syncs: int) -> None:
         calls.append(1)
         original(self, tensor, weight)
 
-    from deepex.training.learner import Learner
+    run_stretch = trainer.run_stretch
 
-    segment = Learner.segment
-
-    def watched(self: Learner, epoch: int, start: int, stop: int, **keys: object) -> int:
+    def watched(*where: object, **keys: object) -> int:
         if len(calls) + 1 == syncs:
             os.kill(os.getpid(), signal.SIGTERM)
-        return segment(self, epoch, start, stop, **keys)
+        return run_stretch(*where, **keys)
 
     monkeypatch.setattr(SoloCommunicator, "sum", counted)
-    monkeypatch.setattr(Learner, "segment", watched)
+    monkeypatch.setattr(trainer, "run_stretch", watched)
 
 
 class LatePoll:
@@ -331,7 +329,7 @@ def test_a_run_that_was_killed_at_its_target_does_not_go_beyond(
     config = RunConfig(
         net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=3, validate="none", target="error <= 1"
     )
-    monkeypatch.setattr("deepex.recipes.run._finish", killed)
+    monkeypatch.setattr("deepex.training.run._finish", killed)
     with pytest.raises(KeyboardInterrupt):
         deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     monkeypatch.undo()
@@ -597,7 +595,7 @@ def test_the_layout_that_was_chosen_stays(
     config = RunConfig(net="lenet", data=str(make_data(64)), batch=8, epochs=1)
     for resume in (False, True):
         choice = ImageOrder(channels_last=began != resume, reason="a trial")
-        monkeypatch.setattr("deepex.recipes.job.choose_layout", lambda *_, _choice=choice, **__: _choice)
+        monkeypatch.setattr("deepex.training.gather.choose_order", lambda *_, _choice=choice, **__: _choice)
         run = deepex.train(_more(config) if resume else config, SoloCommunicator(), out=tmp_path / "run", resume=resume)
         assert run.config["layout"] == ("channels_last" if began else "contiguous")
     assert len(run.epochs()) == 2

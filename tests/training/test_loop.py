@@ -13,13 +13,14 @@ from safetensors.torch import load_file
 import deepex
 from deepex.comm import Call, WrappedCommunicator
 from deepex.comm.solo import SoloCommunicator
-from deepex.recipes.job import make_job
+from deepex.recipes.network import build_network
 from deepex.record import RunDirectory
 from deepex.record.clock import SYNC, HostClock
 from deepex.sync.config import SyncConfig
 from deepex.training import checkpoint as checkpoints
 from deepex.training.checkpoint import Checkpoint, CheckpointConfig, Position
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job
 from deepex.training.trainer import Trainer
 from deepex.training.watch import Watcher
 from tests import networks
@@ -38,7 +39,7 @@ def make_trainer(tmp_path: Path, data: Path, log: list[Any], **keys: Any) -> Tra
 
     comm = WrappedCommunicator(SoloCommunicator(), note)
     run = RunDirectory.create(tmp_path / "run", {}, [], {})
-    return Trainer(make_job(config, comm), comm, run, Watcher(), clock=LoggingClock(log))
+    return Trainer(make_job(config, comm, build_network), comm, run, Watcher(), clock=LoggingClock(log))
 
 
 class LoggingClock(HostClock):

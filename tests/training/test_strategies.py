@@ -206,7 +206,12 @@ def test_auto_hides_syncs_that_it_finds_to_be_long(level: str, strategy: str, ma
 
 @pytest.mark.parametrize(("strategy", "said"), [("background", True), ("weights", False)])
 def test_a_run_that_diverges_names_a_strategy_that_may_not(strategy: str, said: bool, make_data: MakeData, tmp_path: Path) -> None:
-    keys = {**config(make_data(192), strategy=strategy).__dict__, "deterministic": False, "optim": OptimConfig(rate=1e12)}
+    keys = {
+        **config(make_data(192), strategy=strategy).__dict__,
+        "deterministic": False,
+        "layout": "contiguous",
+        "optim": OptimConfig(rate=1e12),
+    }
     with pytest.raises(DivergedError, match=r"lower optim\.rate") as raised:
         deepex.train(RunConfig(**keys), SoloCommunicator(), out=tmp_path / "run")
     assert ("set sync.strategy=weights" in str(raised.value)) == said

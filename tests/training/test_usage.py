@@ -13,10 +13,10 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.machine.storage import describe_file_system
-from deepex.recipes.resume import resumed_config
 from deepex.record import COMPUTE, PHASES, RunDirectory
 from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
+from deepex.training.resume import resumed_config
 from deepex.training.watch import Watcher
 from tests.mpi import run_deepex
 

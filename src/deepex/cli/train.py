@@ -69,8 +69,8 @@ def _prepared(
     config = _config(recipe, resume, replicas, assignments)
     from deepex.cli.progress import make_watcher
     from deepex.recipes import train as train_run
-    from deepex.recipes.job import pick_device
-    from deepex.recipes.same import started_with
+    from deepex.training.gather import pick_device
+    from deepex.training.same import started_with
 
     facts = started_with(config, pick_device(config.device, 0).type, resume=resume is not None, out=target)
     return config, train_run, make_watcher(config, quiet=quiet), facts

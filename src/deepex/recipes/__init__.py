@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from deepex.errors import ConfigError, UnknownName
+from deepex.recipes.network import build_network
 from deepex.recipes.pictures import cifar10, fashion, fashion_cvae, fashion_resnet, imagenet, mnist
-from deepex.recipes.resume import resumed_config
-from deepex.recipes.run import train
 from deepex.recipes.science import atomai, atomai_small, pf, pf_small
+from deepex.record import RunDirectory
 from deepex.record.table import from_table, load_toml, set_values, to_table
 from deepex.training.config import RunConfig
+from deepex.training.resume import resumed_config
+from deepex.training.run import run_training
+from deepex.training.watch import Watcher
 
 __all__ = ["RECIPES", "find_config", "recipe", "resumed_config", "train"]
 
@@ -45,3 +48,20 @@ def find_config(name: str, changes: Mapping[str, Any] | None = None) -> RunConfi
     if not Path(name).is_file():
         raise ConfigError(f"{name} does not exist; give a TOML file, or a recipe's name from `deepex train --list`")
     return from_table(RunConfig, set_values(load_toml(Path(name)), changes or {}))
+
+
+def train(
+    config: RunConfig,
+    comm: Any = None,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+) -> RunDirectory:
+    """Train what `config` says on the ranks of `comm`, and give back the run directory `out`.
+
+    Collective over `comm`: any mpi4py communicator, a split one too; ranks outside it are not touched. None takes all ranks that
+    the launcher started. `resume` continues the run in `out`. A mistake that can be mended is raised on every rank; a rank that
+    fails in the middle takes the job down (MPI_Abort), because the others would wait for it forever.
+    """
+    return run_training(config, comm, build_network, out=out, resume=resume, watcher=watcher)

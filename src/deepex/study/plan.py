@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import torch
 
+from deepex.data.find import open_dataset
 from deepex.errors import ConfigError
 from deepex.machine.hardware import describe_cpu
 from deepex.recipes import find_config
-from deepex.recipes.job import open_dataset
 from deepex.record import PlannedRun, Target
 from deepex.record.table import parse_assignments
 from deepex.study.kinds import Kind, Subject, Variant
@@ -54,7 +54,7 @@ def open_subject(request: Request) -> Subject:
     config = find_config(request.recipe, changes)
     for text in request.targets:
         Target.parse(text).check(task_kind(config.task).measures, config.task)
-    samples = config.samples or open_dataset(config).part("train").count
+    samples = config.samples or open_dataset(config.data, config.data_options).part("train").count
     cores = int(describe_cpu()["num_cores_usable"] or 1)
     return Subject(
         recipe=request.recipe,

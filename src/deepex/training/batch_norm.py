@@ -23,7 +23,6 @@ from deepex.data.feeds.feed import Feed
 from deepex.data.feeds.samples import Turn
 from deepex.data.feeds.shard import Shards
 from deepex.step.eager import EagerStep
-from deepex.sync.how.auto import FEW_STEPS
 from deepex.sync.total import make_total
 
 _SAMPLES: Final = 1024
@@ -32,15 +31,10 @@ _LEAST_BATCHES: Final = 8
 Norm = nn.modules.batchnorm._NormBase
 
 
-def chooses_estimates(asked: str, network: nn.Module, *, replicas: int, steps: int) -> tuple[bool, str]:
-    """Whether statistics are estimated, and why."""
+def statistics_kind(network: nn.Module) -> str:
+    """Whether a network that trains has `running` statistics, `frozen` ones alone, or `none`."""
     there = [layer for layer in network.modules() if isinstance(layer, Norm) and layer.running_mean is not None]
-    if not any(_tracks(layer) for layer in there):
-        return False, "the network's running statistics are frozen" if there else "the network has no running statistics"
-    if asked != "auto":
-        return asked == "estimated", "asked for"
-    few = replicas > 1 and steps < FEW_STEPS  # running statistics are of other weights
-    return few, f"{replicas} replicas, {steps} steps in an epoch: running statistics {'lag behind' if few else 'keep up'}"
+    return "running" if any(map(_tracks, there)) else "frozen" if there else "none"
 
 
 class Statistics:

@@ -1,54 +1,65 @@
-"""What is trained: a complete configuration, and what its names stand for on this rank."""
+"""What is trained on this rank: the plan, and what its names stand for here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from deepex.data.dataset import PackedDataset
-from deepex.data.direct import Hdf5Dataset
 from deepex.data.feeds.placement import Placement
 from deepex.data.feeds.shard import Shards
-from deepex.errors import ConfigError
+from deepex.data.find import OpenDataset
 from deepex.training.config import RunConfig
-
-OpenDataset = PackedDataset | Hdf5Dataset
+from deepex.training.settle import Facts, Plan, settle
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A network, initialised; a dataset, opened; a device; and how `replicas` share them.
+    """A network, initialised; a dataset, opened; a device; and the plan, which follows from what was `asked` for and the facts.
 
-    `begun`: how the steps of a run that goes on were run before; empty if it does not matter. `sync_reason`: why replicas agree as
-    they do.
+    `begun`: how the steps of a run that goes on were run before; empty if it does not matter. `moving`: frozen tensors that the
+    network itself changes.
     """
 
-    config: RunConfig
+    asked: RunConfig
+    facts: Facts
+    plan: Plan
     network: nn.Module
     dataset: OpenDataset
     device: torch.device
-    placement: Placement
-    replicas: int
-    channels_last: bool
     begun: str = ""
-    sync_reason: str = "asked for"
-    moving: frozenset[str] = frozenset()  # frozen tensors that the network itself changes
+    moving: frozenset[str] = frozenset()
+
+    def settled(self, facts: Facts) -> "Job":
+        """The same, with a plan that follows from more facts."""
+        return replace(self, facts=facts, plan=settle(self.asked, facts))
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration, settled."""
+        return self.plan.config
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are."""
+        return self.plan.replicas
 
     @property
     def shards(self) -> Shards:
         """How the training samples are split over the replicas."""
-        return split(self.config, self.dataset, self.replicas)
+        return self.plan.shards
+
+    @property
+    def placement(self) -> Placement:
+        """Where the samples live."""
+        return self.plan.placement
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether images lie so in memory."""
+        return self.plan.channels_last
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """What the network sees of a sample: (channels, height, width), after a crop."""
         channels, height, width = self.dataset.manifest.shape
         return (channels, *self.config.augment.size(height, width))
-
-
-def split(config: RunConfig, dataset: OpenDataset, replicas: int) -> Shards:
-    """Split the training samples that the run has over its replicas."""
-    there = dataset.part("train").count
-    if config.samples > there:
-        raise ConfigError(f"samples is {config.samples}, but {dataset.directory} has {there} to train on: set at most that, or 0")
-    return Shards(config.samples or there, replicas, config.batch)

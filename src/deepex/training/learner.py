@@ -42,14 +42,15 @@ from deepex.step.eager import EagerStep
 from deepex.step.runner import Runner, StepInputs
 from deepex.sync.agreement import KeptState
 from deepex.sync.drift import Drift
-from deepex.sync.how.auto import is_undecided, timed
+from deepex.sync.how.auto import is_undecided
 from deepex.sync.meeting import ReplicaSet, ReplicaTurn, make_meeting
 from deepex.sync.momentum import make_momentum
 from deepex.sync.synced_slice import MatrixSlot, SyncedSlice
 from deepex.sync.when.rule import Seen, stretches
 from deepex.task import make_task
-from deepex.training.batch_norm import Statistics, chooses_estimates
+from deepex.training.batch_norm import Statistics
 from deepex.training.job import Job
+from deepex.training.settle import SyncTimes
 
 _TRIALS: Final = 3
 _ASTRAY: Final = 100.0  # times the highest training loss of an epoch
@@ -110,12 +111,10 @@ class Learner:
         steps = config.epochs * self._shards.steps * per_rank
         self.runner, self.clock, self.step_by_rank = self._make_runner(inputs, steps, clock)
         self._peak_rate = schedule.peak
-        estimates, self.statistics_reason = chooses_estimates(
-            config.statistics, self.network, replicas=job.replicas, steps=self._shards.steps
-        )
-        self.statistics = self._make_statistics() if estimates else None
+        self.statistics = self._make_statistics() if job.plan.estimates else None
         self.plan: deque[tuple[int, int]] = deque()  # the stretches that are still to be run
         self.rate, self._epoch, self._syncs = 0.0, 0, 0
+        self._meets = False  # whether there is a meeting yet
         self.lost, self.lost_samples = 0, 0  # turns of this epoch that were left out, and their samples
         self._most_loss = math.inf  # of a sample
 
@@ -154,7 +153,7 @@ class Learner:
         self.meeting.agreement.start()
 
     def try_times(self) -> None:
-        """Measure a step and a sync for `auto`, decide what it leaves to them, and make the meeting. Collective."""
+        """Measure a step and a sync for `auto`, settle what it leaves to them, and make the meeting. Collective."""
         config, sync = self.job.config, self.job.config.sync
         wanted = self.rule.wants_times or is_undecided(sync)
         if not wanted or self.job.replicas == 1 or (config.deterministic and not sync.cost):
@@ -169,11 +168,12 @@ class Learner:
             due = cost * nbytes / agreed
             return due if sync.cost else max(due, self._sum_seconds(nbytes) / step)
 
-        if is_undecided(sync) and self._could_hide():
-            found = timed(sync, steps=self._shards.steps, cost=cost, part=steps_for(self.arena.model.nbytes // sync.parts))
-            if found is not None:
-                self.job = replace(self.job, config=replace(config, sync=found[0]), sync_reason=found[1])
-                self.rule = found[0].rule()
+        if is_undecided(sync):
+            hides = self._could_hide()
+            part = steps_for(self.arena.model.nbytes // sync.parts) if hides else cost
+            times = SyncTimes(cost=cost, part=part, hides=hides)
+            self.job = self.job.settled(replace(self.job.facts, times=times))
+            self.rule = self.job.config.sync.rule()
         self.meet()
         if self.rule.wants_times:
             self.rule.measured(steps_for(self.sync_bytes))
@@ -224,6 +224,7 @@ class Learner:
             peak_rate=self._peak_rate,
             drift=drift,
         )
+        self._meets = True
         if self.meeting.agreement.hears is not None:
             arena.listeners.append(self.meeting.agreement.hears)
 
@@ -329,6 +330,7 @@ class Learner:
             self._lose_if_astray(turn, before)
         self.momentum.end(turn.index)
         self._counters.end(turn.index, first=turn.first)
+        self.clock.mark(SYNC)
         self.meeting.end(turn, self.rate)
         return done
 
@@ -393,7 +395,8 @@ class Learner:
     def close(self) -> None:
         """Stop what reads, and what talks in the background."""
         self.feed.close()
-        self.meeting.agreement.close()
+        if self._meets:
+            self.meeting.agreement.close()
 
     def _turn(self, turn: ReplicaTurn) -> Turn:
         """A replica's turn; it ends early if its shard does."""

@@ -33,6 +33,11 @@ class RowLayout:
             assert place.stop is None or len(parts[name]) == place.stop - place.start, f"{name} has {len(parts[name])} values"
         return torch.tensor(row, dtype=torch.float64)
 
+    def columns(self, rows: torch.Tensor) -> dict[str, list[list[float]]]:
+        """All parts, each as columns: the values of every rank, one after another."""
+        every = rows.T.tolist()
+        return {name: every[place] for name, place in self._places.items()}
+
     def of(self, rows: torch.Tensor, name: str) -> torch.Tensor:
         """A part of each row."""
         return rows[:, self._places[name]]

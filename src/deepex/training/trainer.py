@@ -48,7 +48,7 @@ class Trainer:
     def __init__(
         self, job: Job, comm: Communicator, run: RunDirectory, watcher: Watcher, *, clock: PhaseClock | None = None
     ) -> None:
-        self._job, self._config, self._comm, self._run = job, job.config, comm, run
+        self._comm, self._run = comm, run
         self._watcher = watcher if comm.rank == 0 else Watcher()
         self.learner = Learner(job, comm, clock)
         self._evaluator = _make_evaluator(job, comm)
@@ -61,6 +61,11 @@ class Trainer:
         self._kept = False  # whether a checkpoint had anything beside the arena
         self._signals, self._poll = StopSignals(), StopPoll(job.device)
         self.usage = UsageWatch(job.config.sampling, job.device, comm, run, self.learner.clock)
+
+    @property
+    def job(self) -> Job:
+        """What is trained; its plan is settled to the last when the first step begins."""
+        return self.learner.job
 
     def prepare(self, *, resuming: bool) -> None:
         """Make what a checkpoint is read into. Collective."""
@@ -112,14 +117,14 @@ class Trainer:
 
     def _epochs(self, position: Position) -> Outcome:
         reached, stopped = self._had_reached_target(position), False
-        while position.epoch < self._config.epochs and not reached:
+        while position.epoch < self.job.config.epochs and not reached:
             if stopped:
                 self._signals.stopped = True
                 by = self._signals.received or "a signal to another rank"
                 return Outcome(status="stopped", reason=f"stopped by {by}", position=position)
             position, stopped, reached = self._epoch(position)
-        done = f"{self._config.epochs} epochs done" if self._config.epochs != 1 else "1 epoch done"
-        reason = f"target reached: {self._config.target}" if reached else done
+        done = f"{self.job.config.epochs} epochs done" if self.job.config.epochs != 1 else "1 epoch done"
+        reason = f"target reached: {self.job.config.target}" if reached else done
         return Outcome(status="finished", reason=reason, position=position)
 
     def _had_reached_target(self, position: Position) -> bool:
@@ -132,7 +137,7 @@ class Trainer:
 
     def _epoch(self, position: Position) -> tuple[Position, bool, bool]:
         """Train an epoch, or the rest of one: the position after it, whether to stop, and whether it reached the target."""
-        epoch, shards, learner = position.epoch, self._job.shards, self.learner
+        epoch, shards, learner = position.epoch, self.job.shards, self.learner
         mine = sum(shards.samples(replica, position.step, shards.steps) for replica in learner.replicas)
         self._watcher.epoch_began(epoch + 1, mine)
         self.usage.epoch_began(epoch + 1)
@@ -145,7 +150,7 @@ class Trainer:
             syncs += 1
             stopped = self._poll.stop(learner.requests) or stop < planned
             learner.look(stop)
-            every = self._config.checkpoint.syncs
+            every = self.job.config.checkpoint.syncs
             if stop < shards.steps and (stopped or (every and syncs % every == 0)):
                 here = self._position(epoch, stop, syncs, position)
                 self.usage.pause()
@@ -157,9 +162,9 @@ class Trainer:
         record = self._end_epoch(position, syncs, mine, began)
         stopped = stopped or self._poll.settled()
         worst = max(position.worst, record.train.loss)
-        after, ends = Position(epoch + 1, worst=worst), epoch + 1 == self._config.epochs
+        after, ends = Position(epoch + 1, worst=worst), epoch + 1 == self.job.config.epochs
         reached = self._target is not None and self._target.reached(record)
-        if stopped or ends or reached or (epoch + 1) % self._config.checkpoint.epochs == 0:
+        if stopped or ends or reached or (epoch + 1) % self.job.config.checkpoint.epochs == 0:
             self._save(after)
         self._watcher.epoch_ended(record)
         return after, stopped, reached
@@ -169,7 +174,7 @@ class Trainer:
 
     def _position(self, epoch: int, step: int, syncs: int, before: Position) -> Position:
         """A position within an epoch: what all ranks have summed up so far goes with it."""
-        shards = self._job.shards
+        shards = self.job.shards
         self.learner.check_network()
         mine = sum(shards.samples(replica, before.step, step) for replica in self.learner.replicas) - self.learner.lost_samples
         train = [*self.learner.runner.sums.tolist(), mine]
@@ -206,13 +211,14 @@ class Trainer:
         of = {name: self._whole.of(rows, name) for name in ("train", "lost", "validation", "drift")}
         self._check_finite(position.epoch, of["train"], of["lost"])
         train = _added(of["train"], position.sums)
-        times, reads_by_rank = self._whole.of(rows, "times").T.tolist(), self._whole.of(rows, "reads").T.tolist()
+        columns = self._whole.columns(rows)
+        times = columns["times"]
         apart = self.learner.meeting.drift
         drift, moved = apart.shares(of["drift"]) if apart is not None else ({}, {})
         record = EpochRecord(
             epoch=position.epoch + 1,
             samples=round(train[-1]),
-            steps=self._job.shards.steps,
+            steps=self.job.shards.steps,
             syncs=syncs,
             rate=self.learner.rate,
             train=score_of(self.learner.task.measures, train),
@@ -221,11 +227,11 @@ class Trainer:
             wall=times[-1],
             validation=self._validation_score(of["validation"]),
             partial=position.step > 0,
-            period=self.learner.rule.reason if self._job.replicas > 1 else "",
+            period=self.learner.rule.reason if self.job.replicas > 1 else "",
             drift=drift,
             moved=moved,
-            lost=position.lost + round(float(of["lost"].sum())),
-            usage=read_counter.usage(*reads_by_rank) | usage_of(self._whole.of(rows, "usage").tolist()),
+            lost=position.lost + round(sum(columns["lost"][0])),
+            usage=read_counter.usage(*columns["reads"]) | usage_of(list(map(list, zip(*columns["usage"], strict=True)))),
         )
         self.learner.learn(record)
         if self._comm.rank == 0:
@@ -269,8 +275,8 @@ class Trainer:
         last = checkpoints.newest(self._run.checkpoints)
         good = f"the last good checkpoint is {last.path}" if last else "there is no checkpoint yet"
         remedy = "lower optim.rate, or warm up (optim.warmup_epochs)"
-        kind = self.learner.job.config.sync.kind
-        if self._job.replicas > 1 and not kind.leaves_out and not kind.sums_gradients:
+        kind = self.job.config.sync.kind
+        if self.job.replicas > 1 and not kind.leaves_out and not kind.sums_gradients:
             remedy += ", or set sync.strategy=weights, which leaves out a replica that goes astray"
         raise AgreedError(DivergedError(f"the loss of epoch {epoch + 1} is not a number {where}; {good}: {remedy}"))
 
@@ -282,10 +288,10 @@ class Trainer:
             learner.arena,
             learner.network,
             comm=self._comm,
-            replicas=self._job.replicas,
+            replicas=self.job.replicas,
             kept=learner.kept(),
             rule=learner.rule.state,
-            keep=self._config.checkpoint.keep,
+            keep=self.job.config.checkpoint.keep,
             run=self._run.id if self._comm.rank == 0 else "",
         )
 

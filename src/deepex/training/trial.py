@@ -21,11 +21,11 @@ from deepex.arena.held import Held
 from deepex.arena.network import aliases, check_averages, check_weights, kept_with_history, listed, standing_still, twin, unchanged
 from deepex.arena.writes import Writes
 from deepex.data.feeds.shard import Shards, Slices
+from deepex.data.find import OpenDataset
 from deepex.errors import ConfigError, UserError, told
 from deepex.task import make_task
 from deepex.task.task import Task
 from deepex.training.config import RunConfig
-from deepex.training.job import OpenDataset
 
 _FEW: Final = 2  # one is too few for batch norm
 _THREADS: Final = 4  # several ranks of a node may be here at once

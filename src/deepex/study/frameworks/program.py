@@ -160,7 +160,7 @@ def _as_trained(task: "Workload") -> "RunConfig":
 
 
 def _state(task: "Workload", training: Training) -> dict[str, Any]:
-    """What run.json tells of any run; see `choices` in recipes/job.py."""
+    """What run.json tells of any run; see `choices` in training/gather.py."""
     comm, manifest = task.comm, task.manifest
     parameters = sum(parameter.numel() for parameter in task.network.parameters())
     return {

@@ -29,10 +29,11 @@ from deepex.data.manifest import Manifest
 from deepex.data.prepare import Prepare
 from deepex.errors import ConfigError, DataError
 from deepex.machine.hardware import describe_memory
-from deepex.recipes.job import make_job
+from deepex.recipes.network import build_network
 from deepex.task import make_task
 from deepex.task.task import Task
 from deepex.training.config import RunConfig
+from deepex.training.gather import make_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ def step_lengths(size: int, batch: int, steps: int) -> list[int]:
 
 def make_workload(config: RunConfig, comm: Communicator, *, threads: int) -> Workload:
     """Open, check and read what the configuration names."""
-    job = make_job(config, comm)
+    job = make_job(config, comm, build_network)
     if not isinstance(job.dataset, PackedDataset):
         raise ConfigError(f"{config.data} is read without packing; frameworks are compared on a packed dataset: `deepex data pack`")
     shards = job.shards

@@ -101,7 +101,7 @@ def _mean(epochs: Sequence[EpochRecord]) -> dict[str, float] | None:
 
 
 def _open(data: Path | str) -> PackedDataset:
-    from deepex.recipes.job import find_data
+    from deepex.data.find import find_data
 
     return PackedDataset.open(find_data(str(data)).absolute())
 

@@ -62,6 +62,12 @@ def settled(config: Any, *, replicas: int, steps: int, outer_steps: Callable[[],
     return muon, f"{few}: Muon at each, which takes as long as {load:.2g} steps"
 
 
+def wants_load(config: Any, *, replicas: int, steps: int) -> bool:
+    """Whether `settled` will ask for `outer_steps`, which takes a while to find out."""
+    asked = config.strategy == AutoStrategy.name and config.period is None and config.outer == "none"
+    return bool(asked and replicas > 1 and steps < FEW_STEPS)
+
+
 def is_undecided(config: Any) -> bool:
     """Whether it depends on how long syncs take if they are to be hidden."""
     return bool(config.strategy == AutoStrategy.name and config.period in (None, "auto") and config.outer == "none")

@@ -1,4 +1,4 @@
-"""`deepex.train`: one run, from a configuration and a communicator to a run directory."""
+"""One run, from a configuration and a communicator to a run directory; `deepex.train` joins it with our networks."""
 
 import dataclasses
 import os
@@ -21,43 +21,40 @@ from deepex.comm.together import AgreedError, abort_on_failure, together
 from deepex.data.feeds import read_counter
 from deepex.errors import ConfigError, DataError, DeepexError, told
 from deepex.machine.cache import keep_compiled
-from deepex.machine.hardware import describe_cpu
 from deepex.machine.heap import give_back_heap, keep_heap
-from deepex.recipes.job import agree_on_placement, choices, decide_layout, make_job, pick_device
-from deepex.recipes.resume import absolute, as_begun, find_checkpoints, keep_reasons, load, say, step_begun
-from deepex.recipes.same import started_with
-from deepex.recipes.usual import round_products, torch_as_usual
 from deepex.record import EpochRecord, RunDirectory
 from deepex.record.files import write_text
 from deepex.record.run import hold
 from deepex.record.table import differences, dump_toml, to_table
 from deepex.training import checkpoint as checkpoints
 from deepex.training.config import RunConfig
+from deepex.training.gather import BuildNetwork, agree, choices, make_job, pick_device, try_order
 from deepex.training.job import Job
+from deepex.training.resume import absolute, as_begun, find_checkpoints, keep_reasons, load, say, step_begun
+from deepex.training.same import started_with
 from deepex.training.trainer import Outcome, Trainer
+from deepex.training.usual import round_products, torch_as_usual
 from deepex.training.watch import Watcher
 
 
-def train(
+def run_training(
     config: RunConfig,
-    comm: Any = None,
+    comm: Any,
+    build_network: BuildNetwork,
     *,
     out: Path | str | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
 ) -> RunDirectory:
-    """Train what `config` says on the ranks of `comm`, and give back the run directory `out`.
-
-    Collective over `comm`: any mpi4py communicator, a split one too; ranks outside it are not touched. None takes all ranks that
-    the launcher started. `resume` continues the run in `out`. A mistake that can be mended is raised on every rank; a rank that
-    fails in the middle takes the job down (MPI_Abort), because the others would wait for it forever.
-    """
+    """What `deepex.train` promises, with networks from `build_network`."""
     watcher = watcher or Watcher()
     with torch_as_usual():
-        return _connected(config, comm, out=out, resume=resume, watcher=watcher)
+        return _connected(config, comm, build_network, out=out, resume=resume, watcher=watcher)
 
 
-def _connected(config: RunConfig, comm: Any, *, out: Path | str | None, resume: bool, watcher: Watcher) -> RunDirectory:
+def _connected(
+    config: RunConfig, comm: Any, build_network: BuildNetwork, *, out: Path | str | None, resume: bool, watcher: Watcher
+) -> RunDirectory:
     communicator = connect(_checked(config).comm, device=_device_type(config)) if comm is None else as_communicator(comm)
     path: Path | None = None
     try:
@@ -74,7 +71,9 @@ def _connected(config: RunConfig, comm: Any, *, out: Path | str | None, resume: 
                     communicator.check_sums(own)
                 on_device = [row[1] for row in rows].count(rows[communicator.rank][1])
                 with ExitStack() as held:
-                    return _train(config, communicator, path, held, ranks_on_device=on_device, resume=resume, watcher=watcher)
+                    return _train(
+                        config, communicator, path, held, build_network, ranks_on_device=on_device, resume=resume, watcher=watcher
+                    )
             finally:
                 watcher.closed()
     finally:
@@ -101,7 +100,15 @@ def _device_name(device: torch.device) -> str:
 
 
 def _train(
-    config: RunConfig, comm: Communicator, path: Path, held: ExitStack, *, ranks_on_device: int, resume: bool, watcher: Watcher
+    config: RunConfig,
+    comm: Communicator,
+    path: Path,
+    held: ExitStack,
+    build_network: BuildNetwork,
+    *,
+    ranks_on_device: int,
+    resume: bool,
+    watcher: Watcher,
 ) -> RunDirectory:
     run = RunDirectory(path)
     held.enter_context(read_counter.counting())  # what else the process reads is no part of the run
@@ -110,18 +117,15 @@ def _train(
     found = together(comm, lambda: find_checkpoints(path, config, comm, resume=resume))
     if resume:
         config = together(comm, lambda: as_begun(config, run))
-    job = together(comm, lambda: make_job(config, comm, ranks_on_device=ranks_on_device))
+    job = together(comm, lambda: make_job(config, comm, build_network, ranks_on_device=ranks_on_device))
     if resume:
         job = dataclasses.replace(job, begun=together(comm, lambda: step_begun(job, run)))
     together(comm, lambda: _verify(job, comm))
     if comm.rank == 0:
         _warn(job)
-    job = agree_on_placement(job, comm, checkpoint=found[0].path.name if found else None)
-    threads = config.threads or (
-        1 if config.deterministic else max(1, (describe_cpu()["num_cores_usable"] or 1) // comm.place.local_size)
-    )
-    with _settings(config, job, threads) as heap:
-        job, layout_reason = decide_layout(job, comm)
+    job = agree(job, comm, checkpoint=found[0].path.name if found else None)
+    with _settings(config, job, job.plan.threads[comm.rank]) as heap:
+        job = try_order(job, comm)
         machines = describe_nodes(comm, path.parent, os.environ)
         if not resume:
             together(comm, lambda: _hold(path, held, comm))
@@ -129,9 +133,9 @@ def _train(
         trainer = Trainer(job, comm, run, watcher)
         try:
             position = load(trainer, found, path, job, comm, resume=resume)
-            job = trainer.learner.job  # which may have settled `sync = auto` by times
-            state = choices(job, comm, comm_reason=comm.reason, layout_reason=layout_reason, threads=threads) | {"heap": heap}
-            state |= _setup(trainer, comm, perf_counter() - began) | _threads_by_rank(comm, threads)
+            job = trainer.job  # settled to the last
+            state = choices(job, comm, comm_reason=comm.reason, threads=job.plan.threads[comm.rank]) | {"heap": heap}
+            state |= _setup(trainer, comm, perf_counter() - began) | _threads_by_rank(job)
             here = position if resume else None
             together(comm, lambda: _note_start(run, job, state, machines, here) if comm.rank == 0 else None)
         except BaseException:
@@ -163,14 +167,14 @@ def _setup(trainer: Trainer, comm: Communicator, seconds: float) -> dict[str, An
         "sync_bytes": learner.sync_bytes,
         "arena_shared": comm.shares(learner.arena.memory),
         "step": {**dataclasses.asdict(learner.runner.choice), **learner.step_by_rank},
-        "statistics": {"kind": "estimated" if estimated else "running", "reason": learner.statistics_reason},
+        "statistics": {"kind": "estimated" if estimated else "running", "reason": trainer.job.plan.reasons["statistics"]},
     }
 
 
-def _threads_by_rank(comm: Communicator, threads: int) -> dict[str, list[int]]:
-    """The threads of every rank, where they differ. Collective."""
-    by_rank = comm.gather(threads)
-    return {"threads_by_rank": by_rank} if len({*by_rank}) > 1 else {}
+def _threads_by_rank(job: Job) -> dict[str, list[int]]:
+    """The threads of every rank, where they differ."""
+    threads = job.plan.threads
+    return {"threads_by_rank": list(threads)} if len({*threads}) > 1 else {}
 
 
 def _hold(path: Path, held: ExitStack, comm: Communicator) -> None:
