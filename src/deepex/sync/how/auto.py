@@ -3,6 +3,8 @@
 That is the plain mean with the period `auto`. Where syncs take so long that hiding them is expected to be faster, they are hidden.
 Where an epoch has few steps, as with many replicas, it is Muon at every step, unless that takes much longer than the step. Muon is
 taken too wherever it is asked for. With a period, or another outer optimiser, it is the plain mean.
+
+For users: docs/synchronisation.md#strategy-auto
 """
 
 from collections.abc import Callable

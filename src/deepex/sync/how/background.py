@@ -23,6 +23,8 @@ Where delays are longer, replicas' own steps may have undone the difference by t
 What travels so are the weights. Batch-norm statistics and momentum are each replica's own until the end of the epoch: a variance
 that is corrected could fall below zero, and momentum of one period ago is not of use today.
 A request to stop lies in the first part, and is heard with the mean in which it travelled.
+
+For users: docs/synchronisation.md#background
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,8 @@
 
 At a sync, with z the centre and x̄ the mean of the R replicas: each x ← x − (β/R)·(x − z), and z ← z + β·(x̄ − z), where β is
 `elasticity`. The centre is what is validated, kept and delivered; replicas are never equal. Each needs a slice of its own.
+
+For users: docs/synchronisation.md#elastic
 """
 
 from dataclasses import dataclass

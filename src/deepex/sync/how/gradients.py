@@ -11,6 +11,8 @@ batch-norm statistics. What overlaps is as much as PyTorch's DDP would, on the a
 
 Who owns what: a chunk of the gradients is the worker's from the moment that it is begun until `reach` has waited for it; autograd
 writes to it in the next step at the earliest.
+
+For users: docs/synchronisation.md#gradients
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,8 @@
 
 A group is of `group` replicas; those of a node, if 0. Groups of a rank go through a stretch one after another, so that no more than
 four slices are needed, however many replicas and groups.
+
+For users: docs/synchronisation.md#hierarchical
 """
 
 from collections.abc import Sequence

@@ -3,6 +3,8 @@
 A sync sends 1/`parts` of the bytes, so the peak demand on the network is that much lower at the same period, or the period can be
 that much shorter at the same demand (the paper's "inter-network synchronisation"; Streaming DiLoCo: Douillard et al. 2025). Between
 syncs replicas differ in the parts whose turn it was not. The sync at the end of an epoch takes all parts.
+
+For users: docs/synchronisation.md#streaming
 """
 
 from dataclasses import dataclass

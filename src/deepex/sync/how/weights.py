@@ -1,4 +1,7 @@
-"""`weights`, local SGD: the mean of the replicas' weights, every period (Stich 2019)."""
+"""`weights`, local SGD: the mean of the replicas' weights, every period (Stich 2019).
+
+For users: docs/synchronisation.md#weights
+"""
 
 from typing import Any, Final
 

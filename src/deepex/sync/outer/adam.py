@@ -1,4 +1,7 @@
-"""`adam`, Adam on the changes."""
+"""`adam`, Adam on the changes.
+
+For users: docs/synchronisation.md#adam
+"""
 
 from typing import Final, final
 

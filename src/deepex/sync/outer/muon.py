@@ -1,4 +1,7 @@
-"""`muon`, orthogonal steps along the agreed change."""
+"""`muon`, orthogonal steps along the agreed change.
+
+For users: docs/synchronisation.md#muon
+"""
 
 import math
 from collections.abc import Iterable, Sequence

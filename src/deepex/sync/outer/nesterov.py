@@ -1,4 +1,7 @@
-"""`nesterov`, DiLoCo's outer optimiser."""
+"""`nesterov`, DiLoCo's outer optimiser.
+
+For users: docs/synchronisation.md#nesterov
+"""
 
 from typing import Final, final
 

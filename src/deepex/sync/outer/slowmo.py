@@ -1,4 +1,7 @@
-"""`slowmo`, slow momentum over syncs."""
+"""`slowmo`, slow momentum over syncs.
+
+For users: docs/synchronisation.md#slowmo
+"""
 
 from typing import Final, final
 

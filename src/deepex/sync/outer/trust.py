@@ -1,4 +1,7 @@
-"""`trust`, trust ratios on the agreed change."""
+"""`trust`, trust ratios on the agreed change.
+
+For users: docs/synchronisation.md#trust
+"""
 
 from typing import Final, final
 

@@ -1,4 +1,7 @@
-"""`adacomm`: ever shorter periods, as the training loss falls."""
+"""`adacomm`: ever shorter periods, as the training loss falls.
+
+For users: docs/synchronisation.md#adacomm
+"""
 
 import math
 from dataclasses import dataclass

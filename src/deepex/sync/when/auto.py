@@ -19,6 +19,8 @@ With the same expectation `sync=auto` chooses between syncs that wait and such a
 Without bounds from theory there is a guard: if drift, or the gap between validation and training loss, grows by much, or a replica
 was lost (its loss was no number, or absurd), the period is halved, whatever the times say, and may grow again from epoch to epoch.
 The periods of an epoch are of equal length, or nearly; those of the first are planned when the drift of its first stretch is known.
+
+For users: docs/synchronisation.md#period-auto
 """
 
 import math

@@ -1,4 +1,7 @@
-"""A period that stands from the beginning: `16`, `epoch`, `4 per epoch` (or `4/epoch`)."""
+"""A period that stands from the beginning: `16`, `epoch`, `4 per epoch` (or `4/epoch`).
+
+For users: docs/synchronisation.md#steps
+"""
 
 import re
 from dataclasses import dataclass

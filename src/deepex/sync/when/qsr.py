@@ -1,4 +1,7 @@
-"""`qsr`, the quadratic synchronisation rule: ever longer periods, as the learning rate decays."""
+"""`qsr`, the quadratic synchronisation rule: ever longer periods, as the learning rate decays.
+
+For users: docs/synchronisation.md#qsr
+"""
 
 import math
 from dataclasses import dataclass

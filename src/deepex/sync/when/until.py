@@ -1,4 +1,7 @@
-"""One rule for the first epochs, then another: `1 until 5 then 16` is post-local SGD (Lin et al. 2020)."""
+"""One rule for the first epochs, then another: `1 until 5 then 16` is post-local SGD (Lin et al. 2020).
+
+For users: docs/synchronisation.md#until-then
+"""
 
 import re
 from typing import Any, Final, final

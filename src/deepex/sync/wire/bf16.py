@@ -1,4 +1,7 @@
-"""`bf16`: each number rounded to 8 bits of precision."""
+"""`bf16`: each number rounded to 8 bits of precision.
+
+For users: docs/synchronisation.md#wire
+"""
 
 from typing import Final, final
 

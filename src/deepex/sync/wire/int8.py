@@ -1,4 +1,7 @@
-"""`int8`: one scale for each `BLOCK` numbers; the largest of them is 127."""
+"""`int8`: one scale for each `BLOCK` numbers; the largest of them is 127.
+
+For users: docs/synchronisation.md#wire
+"""
 
 from typing import Final, final
 
