@@ -88,10 +88,10 @@ def test_memory_is_shown_wherever_in_an_epoch_it_was_measured(tmp_path: Path) ->
 def test_an_epoch_without_the_measure_of_others_is_shown_without(tmp_path: Path, part: str) -> None:
     run = write_run(tmp_path / "run", MADE)
     lines = [json.loads(line) for line in (run / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]
-    del lines[2][part]["error"]
+    del lines[2][part]["measures"]["error"]
     (run / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     shown = CliRunner().invoke(app, ["show", str(run)], env={"COLUMNS": "200"}, catch_exceptions=False)
-    assert f"{lines[3][part]['error']:.4f}" in shown.output
+    assert f"{lines[3][part]['measures']['error']:.4f}" in shown.output
 
 
 def test_a_drift_without_what_it_is_compared_with_is_shown(tmp_path: Path) -> None:

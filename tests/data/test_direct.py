@@ -341,7 +341,7 @@ def test_ranks_train_on_it_and_resume(tmp_path: Path) -> None:
     assert stated["validation"] == "40 single samples, one from each of as many equal ranges of the files"
     assert stated["moments"] == "of 360 of 360 train samples"
     assert stated["mean"] == pytest.approx([images.mean() / 255], rel=0.02)
-    assert lines[-1]["validation"]["error"] < 0.2
+    assert lines[-1]["validation"]["measures"]["error"] < 0.2
 
 
 def test_a_run_does_not_go_on_with_other_labels(tmp_path: Path) -> None:

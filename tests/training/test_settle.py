@@ -27,9 +27,9 @@ def config(**keys: Any) -> RunConfig:
 
 def test_what_is_asked_for_stays() -> None:
     asked = config(layout="contiguous", threads=3, placement="stream", statistics="estimated", sync=SyncConfig(period=4))
-    plan = settle(asked, facts())
+    plan = settle(asked, facts(replace(RANK, threads=3), replace(RANK, threads=2)))
     assert plan.config == asked
-    assert (plan.replicas, plan.threads, plan.placement.kind, plan.estimates) == (2, (3, 3), "stream", True)
+    assert (plan.replicas, plan.threads, plan.placement.kind, plan.estimates) == (2, (3, 2), "stream", True)
     assert {plan.reasons[topic].split(";")[0] for topic in ("sync", "layout", "placement", "statistics")} == {"asked for"}
 
 

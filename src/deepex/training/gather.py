@@ -61,7 +61,7 @@ def make_job(config: RunConfig, comm: Communicator, build_network: BuildNetwork,
     else:
         activations = activation_bytes(network, shape, config.batch)
     facts = Facts(
-        ranks=(_rank_facts(device, comm, ranks_on_device),) * comm.size,
+        ranks=(_rank_facts(config, device, comm, ranks_on_device),) * comm.size,
         device=device.type,
         data=data,
         network=_network_facts(config, begin_training(network), shards, shape, activations),
@@ -143,7 +143,7 @@ def _network_facts(
     )
 
 
-def _rank_facts(device: torch.device, comm: Communicator, ranks_on_device: int) -> RankFacts:
+def _rank_facts(config: RunConfig, device: torch.device, comm: Communicator, ranks_on_device: int) -> RankFacts:
     free = (describe_memory()["available_bytes"] or 0) // comm.place.local_size
     on_gpu = device.type == "cuda"
     return RankFacts(
@@ -151,6 +151,7 @@ def _rank_facts(device: torch.device, comm: Communicator, ranks_on_device: int) 
         free_host_bytes=free,
         free_device_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else free,
         ranks_on_device=ranks_on_device if on_gpu else 1,
+        threads=config.threads,
     )
 
 

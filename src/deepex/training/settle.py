@@ -27,12 +27,16 @@ _LABEL_BYTES: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """What a rank has: cores and host memory are its share of its node's; on a CPU, the device is the host."""
+    """What a rank has: cores and host memory are its share of its node's; on a CPU, the device is the host.
+
+    `threads`: how many it is to have, which may differ from rank to rank; 0 leaves it to us.
+    """
 
     cores: int
     free_host_bytes: int
     free_device_bytes: int
     ranks_on_device: int = 1
+    threads: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +127,7 @@ def settle(config: RunConfig, facts: Facts) -> Plan:
         config=done,
         shards=shards,
         placement=placement,
-        threads=tuple(config.threads or (1 if config.deterministic else max(1, rank.cores)) for rank in facts.ranks),
+        threads=tuple(rank.threads or (1 if config.deterministic else max(1, rank.cores)) for rank in facts.ranks),
         estimates=estimates,
         reasons=reasons,
     )
