@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from types import FunctionType
 from typing import Any, Final
 
@@ -53,12 +54,22 @@ class State:
 
     def leaks(self) -> list[str]:
         """Name what would change what is done next."""
-        found = [f"the thread {thread.name}" for thread in threading.enumerate() if thread not in self._running]
+        found = [f"the thread {thread.name}" for thread in self._threads()]
         now = _functions()
         found += [f"another {name}" for name, one in self._functions.items() if now.get(name) is not one]
         if self._torch is not None and self._torch.modes != _TorchState().modes:
             found.append("another mode of torch")
         return found
+
+
+    def _threads(self) -> list[threading.Thread]:
+        """Those that were begun since, and stay: one that was told to end takes a moment."""
+        patience = time.monotonic() + 2
+        while left := [thread for thread in threading.enumerate() if thread not in self._running]:
+            if time.monotonic() > patience:
+                break
+            time.sleep(0.005)
+        return left
 
 
 class _TorchState:
