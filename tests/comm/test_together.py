@@ -9,7 +9,7 @@ import pytest
 import deepex
 from deepex.comm import Call, WrappedCommunicator
 from deepex.comm.solo import SoloCommunicator
-from deepex.recipes import run as home
+from deepex.training import run as home
 from deepex.training import learner
 from tests.mpi import run_ranks
 
