@@ -61,7 +61,6 @@ class State:
             found.append("another mode of torch")
         return found
 
-
     def _threads(self) -> list[threading.Thread]:
         """Those that were begun since, and stay: one that was told to end takes a moment."""
         patience = time.monotonic() + 2

@@ -13,9 +13,7 @@ from deepex.training.config import RunConfig
 from tests.pool import RankPool
 
 
-def train_on(
-    ranks: RankPool, config: RunConfig, out: Path, *, size: int = 2, resume: bool = False, **environ: str
-) -> RunDirectory:
+def train_on(ranks: RankPool, config: RunConfig, out: Path, *, size: int = 2, resume: bool = False, **environ: str) -> RunDirectory:
     """Train `config` on the first ranks of the pool, with these variables in their environment."""
     ranks.run(_train, to_table(config), out, resume, size=size, environ=environ)
     return RunDirectory.open(out)
