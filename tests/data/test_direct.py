@@ -23,6 +23,7 @@ from deepex.data.source.hdf5 import Hdf5Images
 from deepex.errors import ConfigError, DataError, RunError
 from deepex.recipes import resumed_config
 from tests.data.test_feed import WAYS
+from tests.full import examples
 from tests.mpi import run_ranks
 
 NAMED = {"images": "entry/data", "labels": "entry/class"}
@@ -65,7 +66,7 @@ def open_if_fair(path: Path, config: Hdf5Config) -> Hdf5Dataset | None:
         return None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(15, 60))
 @given(st.data())
 def test_every_sample_is_read_once_whole_or_gathered(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("direct")
@@ -108,7 +109,7 @@ def test_every_sample_is_read_once_whole_or_gathered(tmp_path_factory: pytest.Te
     assert sorted(seen) == list(range(count))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(8, 25))
 @given(st.integers(1, 1000), st.booleans(), st.sampled_from([0.05, 0.1, 0.5]))
 def test_both_parts_of_a_small_sorted_file_have_all_classes_in_proportion(
     tmp_path_factory: pytest.TempPathFactory, chunk: int, compressed: bool, share: float

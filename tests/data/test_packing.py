@@ -33,6 +33,7 @@ from deepex.data.packing.moments import Moments
 from deepex.data.packing.site import Site
 from deepex.data.source.base import Bad, Images, Source
 from deepex.errors import DataError, StorageError
+from tests.full import examples
 from tests.mpi import HANGS, rank_environ, run_ranks
 
 
@@ -96,7 +97,7 @@ def digests(out: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(8, 20))
 @given(st.data())
 def test_a_source_in_blocks_is_read_once_and_shuffled(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("blocks")
