@@ -29,12 +29,13 @@ from deepex.step.captured.batch_table import BatchTable
 from deepex.step.captured.bf16_weights import Bf16Weights
 from deepex.step.captured.fusion import parts
 from deepex.step.captured.runner import CapturedRunner
+from deepex.training import build as build_module
 from deepex.training import checkpoint as checkpoints
-from deepex.training import learner as learner_module
+from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
 from deepex.training.learner import Learner
-from deepex.training.trainer import run_stretch
+from deepex.training.session import run_stretch
 from tests.training.stops import stop_after_laps
 
 MakeData = Callable[[int], Path]
@@ -47,28 +48,26 @@ def _arena_of_a_gpu(*arguments: Any, **options: Any) -> Arena:
 
 def _capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the captured runner what a CPU takes."""
-    monkeypatch.setattr(learner_module, "Arena", _arena_of_a_gpu)
+    monkeypatch.setattr(build_module, "Arena", _arena_of_a_gpu)
     monkeypatch.setattr(choose, "make_eager", lambda parts, _step, _clock, _reason: (CapturedRunner(parts, NoClock()), NoClock()))
 
 
 def _learner(monkeypatch: pytest.MonkeyPatch, config: RunConfig, *, captured: bool) -> Learner:
     if captured:
         _capture(monkeypatch)
-    learner = Learner(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), NoClock())
+    parts = build(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), clock=NoClock())
     monkeypatch.undo()
-    learner.meet()
-    learner.start()
-    return learner
+    return Learner(parts)
 
 
 def _train(learner: Learner, epochs: int = 1) -> list[list[float]]:
     sums = []
     for epoch in range(epochs):
         learner.begin_epoch(epoch, 0)
-        for start, stop in learner.plan:
-            run_stretch(learner, start, stop)
-        sums.append(learner.runner.sums.tolist())
-    learner.feed.close()
+        for stretch in learner.stretches():
+            run_stretch(learner, stretch)
+        sums.append(learner.parts.runner.sums.tolist())
+    learner.parts.close()
     return sums
 
 
@@ -162,9 +161,9 @@ def test_weights_in_another_order_lie_where_nothing_else_does(small: str, monkey
             patch.setattr(Bf16Weights, "room", stand_in)
             learner = _learner(monkeypatch, config, captured=True)
         _train(learner)
-        states.append(learner.arena.state)
+        states.append(learner.parts.arena.state)
         if stand_in is given:
-            gradients = learner.arena.gradients
+            gradients = learner.parts.arena.gradients
             first, half = gradients.data_ptr() + gradients.nbytes // 2, gradients.nbytes // 2
             assert len(rooms) == 3, "three layers beside maps"
             assert all(first <= one.data_ptr() < first + half and bool(one.any()) for one in rooms)
@@ -192,7 +191,7 @@ def test_bf16_computes_with_a_twin_and_keeps_float32(method: str, small: str, mo
 def test_the_twin_follows_whoever_changes_the_weights(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sync, another replica's turn, a checkpoint: with weights of zero, every class is as likely as the others."""
     learner = _learner(monkeypatch, _config(small, precision="bf16", **{"optim.rate": 1e-12}), captured=True)
-    learner.arena.weights.zero_()
+    learner.parts.arena.weights.zero_()
     assert _train(learner)[0][0] / 14 == pytest.approx(math.log(3), rel=1e-4)
 
 

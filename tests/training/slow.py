@@ -14,7 +14,7 @@ from typing_extensions import override
 import deepex
 from deepex.comm import Communicator, connect
 from deepex.comm.library import start_mpi
-from deepex.training.learner import Learner
+from deepex.step.eager import EagerStep
 from tests.comm.background_contract import Wrapping
 
 SECONDS_PER_NUMBER = 30e-6
@@ -57,7 +57,7 @@ def main(data: str, out: str, thread_level: str) -> None:
         "layout": "contiguous",
     }
     slow = Slow(comm)
-    with patch.object(Learner, "_step_seconds", return_value=SECONDS_PER_STEP):
+    with patch.object(EagerStep, "trial_seconds", return_value=SECONDS_PER_STEP):
         run = deepex.train(deepex.recipe("fashion", changes), slow, out=Path(out))
     if comm.rank == 0:
         sums = f"{slow.last} {slow.thread.last if slow.thread else 0}"
