@@ -139,9 +139,8 @@ def test_replays_take_other_batches_and_other_crops(make_data: MakeData) -> None
         order = learner.parts.feed.order[16 * row : 16 * (row + 1)].cpu()
         assert torch.equal(given.cpu(), learner.parts.feed.labels.cpu()[order])
         for image, number in zip(images.cpu(), order.tolist(), strict=True):
-            assert _is_crop(
-                image[0], learner.parts.step.prepare(learner.parts.feed.images[number : number + 1])[0, 0].cpu(), learner, pad=3
-            )
+            whole = learner.parts.step.prepare(learner.parts.feed.images[number : number + 1])[0, 0]
+            assert _is_crop(image[0], whole.cpu(), learner, pad=3)
         seen += order.tolist()
     assert sorted(seen) == list(range(96))
     learner.parts.close()

@@ -116,16 +116,16 @@ def turning() -> nn.Module:
 def test_the_same_arithmetic_as_eager(changes: dict, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = _config(small, **changes)
     eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
-    assert isinstance(captured.runner, CapturedRunner)
-    assert bool(captured.runner.choice.fusions) == (changes.keys() & {"layout", "fuse"} == set())
-    assert torch.equal(captured.arena.state, eager.arena.state), "building it leaves the arena as it was"
+    assert isinstance(captured.parts.runner, CapturedRunner)
+    assert bool(captured.parts.runner.choice.fusions) == (changes.keys() & {"layout", "fuse"} == set())
+    assert torch.equal(captured.parts.arena.state, eager.parts.arena.state), "building it leaves the arena as it was"
     epochs = 1 if changes else 2
     expected, found = _train(eager, epochs), _train(captured, epochs)
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
-    weights, reference = captured.arena.state, eager.arena.state
+    weights, reference = captured.parts.arena.state, eager.parts.arena.state
     assert float((weights - reference).norm() / reference.norm()) < 1e-5
-    for one, other in zip(captured.network.buffers(), eager.network.buffers(), strict=True):
+    for one, other in zip(captured.parts.network.buffers(), eager.parts.network.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -139,11 +139,11 @@ def test_an_autoencoder_learns_alike(draws: str, small: str, monkeypatch: pytest
         if draws == "torch":
             patch.setattr(parts, "noise_like", lambda x, _key, _salt: torch.randn_like(x))
         eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
-        before = eager.arena.weights.clone()
+        before = eager.parts.arena.weights.clone()
         found, expected = _train(captured)[-1], _train(eager)[-1]
     assert found == pytest.approx(expected, rel=1e-4 if draws == "torch" else 0.02)
     assert draws == "torch" or found != pytest.approx(expected, rel=1e-7)
-    moved, reference = captured.arena.weights - before, eager.arena.weights - before
+    moved, reference = captured.parts.arena.weights - before, eager.parts.arena.weights - before
     assert float((moved - reference).norm() / reference.norm()) < (1e-4 if draws == "torch" else 0.5)
 
 
@@ -199,7 +199,7 @@ def test_buffers_that_a_network_replaces(small: str, monkeypatch: pytest.MonkeyP
     config = _config(small, net=f"{__name__}:Replacing")
     eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
     assert _train(captured)[-1] == pytest.approx(_train(eager)[-1], rel=1e-4)
-    assert float(captured.network.mean) == pytest.approx(float(eager.network.mean), rel=1e-4) != 0.0
+    assert float(captured.parts.network.mean) == pytest.approx(float(eager.parts.network.mean), rel=1e-4) != 0.0
 
 
 @pytest.mark.slow
