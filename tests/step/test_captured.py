@@ -259,7 +259,7 @@ def test_the_sizes_of_a_turns_batches(count: int, replicas: int, batch: int, ste
     samples = object.__new__(Samples)
     samples.shards, samples.start = Shards(count, replicas, batch), 0
     source = object.__new__(BatchTable)
-    source._parts = SimpleNamespace(samples=samples)
+    source._inputs = SimpleNamespace(samples=samples)
     turn = Turn(data.draw(st.integers(0, replicas - 1), label="replica"), steps[0], sum(steps))
     assert source.batches(turn) == [end - begin for begin, end in samples.batches([turn])]
 

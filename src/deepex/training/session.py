@@ -90,7 +90,7 @@ class Session:
 
     def _epoch(self, position: Position) -> tuple[Position, bool, bool]:
         """Train an epoch, or the rest of one: the position after it, whether to stop, and whether it reached the target."""
-        learner, requests, stopped = self.learner, self.parts.meeting.agreement, False
+        learner, agreement, stopped = self.learner, self.parts.meeting.agreement, False
         progress = self._book.open(position)
         self._watcher.epoch_began(position.epoch + 1, progress.samples)
         self.usage.epoch_began(position.epoch + 1)
@@ -99,7 +99,7 @@ class Session:
             with self.parts.comm.because(f"sync {progress.syncs + 1} of epoch {position.epoch + 1}"):
                 stop = run_stretch(learner, (start, planned), asked_to_stop=self._is_asked_to_stop, stepped=self._watcher.stepped)
             progress.syncs += 1
-            stopped = self._poll.stop(requests.requests) or stop < planned
+            stopped = self._poll.stop(agreement.requests) or stop < planned
             learner.look(stop)
             if stop < self.parts.job.shards.steps and self._is_checkpoint_due(progress.syncs, stopped=stopped):
                 here = self._save_within(stop, progress)
