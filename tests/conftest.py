@@ -1,7 +1,7 @@
 """What all tests share: small real data, made by our own packing from the shipped sample."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import settings
 from deepex.data.dataset import PackedDataset
 from deepex.data.find import SAMPLES
 from deepex.data.pack import pack
+from tests.pool import RankPool
 
 torch.set_num_threads(1)
 os.environ.pop("PYTHONUNBUFFERED", None)  # with it, print() writes a line in two pieces, and lines of ranks run into each other
@@ -38,3 +39,10 @@ def make_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]
         return made[count]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Ranks that stay for all tests of this process (pool.py)."""
+    with RankPool() as pool:
+        yield pool

@@ -17,10 +17,11 @@ from deepex.arena.network import twin
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.record import RunDirectory
-from deepex.record.table import dump_toml, from_table, set_values, to_table
+from deepex.record.table import from_table, set_values, to_table
 from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
-from tests.mpi import run_deepex
+from tests.pool import RankPool
+from tests.training.on_ranks import train_on
 
 MakeData = Callable[[int], Path]
 Change = Callable[["Changing"], None]
@@ -211,16 +212,14 @@ def following(classes: int, first: int) -> nn.Module:
     return Following(classes, first)
 
 
-def test_a_teacher_that_follows_is_agreed_on(make_data: MakeData, tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_a_teacher_that_follows_is_agreed_on(ranks: RankPool, make_data: MakeData, tmp_path: Path) -> None:
     """Two replicas on one rank and on two are the same; it is the mean of both that is delivered."""
     keys = {"net_options.first": 0, "replicas": 2, "sync.period": 2}
     base = replace(config_of(make_data(48), adds), net="tests.arena.test_held:following", net_options={})
     config = from_table(RunConfig, set_values(to_table(base), keys))
     one = deepex.train(config, SoloCommunicator(), out=tmp_path / "one")
-    (tmp_path / "run.toml").write_text(dump_toml(to_table(config)))
-    done = run_deepex("train", str(tmp_path / "run.toml"), "--ranks", "2", "--out", str(tmp_path / "two"))
-    assert done.returncode == 0, done.stderr
-    assert _same(_weights(one), _weights(RunDirectory.open(tmp_path / "two")))
+    assert _same(_weights(one), _weights(train_on(ranks, config, tmp_path / "two")))
     again = deepex.train(replace(config, epochs=3), SoloCommunicator(), out=tmp_path / "two", resume=True)
     whole = deepex.train(replace(config, epochs=3), SoloCommunicator(), out=tmp_path / "whole")
     assert _same(_weights(again), _weights(whole))

@@ -19,6 +19,8 @@ def _with_background(check: Check) -> Callable[[Communicator], None]:
 
     @functools.wraps(check)
     def checked(comm: Communicator) -> None:
+        if comm.size > 1:
+            assert comm.overlaps == _may_have_one(comm)
         if not _may_have_one(comm):
             with pytest.raises(CommError, match=r"initialise it with MPI\.Init_thread"):
                 Background(comm)

@@ -1,9 +1,10 @@
 """The contract that every communicator keeps, as checks that run on its ranks.
 
-mpiexec -n 4 python -m tests.comm.contract FUNNELED mpi wrapped-mpi gloo:3     an object per word: {check: "ok" or what went wrong}
+On those of the pool, where MPI has THREAD_MULTIPLE, and in a launch of its own with just the thread level that is named:
 
-`gloo:3` is of the first 3 ranks alone, on an MPI communicator of them that is handed over. MPI starts with the thread level that
-comes first; below MULTIPLE the checks of the background see that an MPI communicator refuses one.
+    mpiexec -n 2 python -m tests.comm.contract FUNNELED mpi gloo    an object per word: {check: "ok" or what went wrong}
+
+Below MULTIPLE the checks of the background see that an MPI communicator refuses one.
 """
 
 import gc
@@ -16,6 +17,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -285,32 +287,25 @@ def check_split_again_and_again(comm: Communicator) -> None:
     held.close()
 
 
-def _made(kind: str) -> Communicator:
-    return SoloCommunicator() if kind == "solo" else connect(kind)
-
-
-def _made_of_first(size: int, kind: str) -> Communicator | None:
-    """None on the other ranks."""
-    from mpi4py import MPI
-
-    from deepex.comm.distributed import DistributedCommunicator
-
-    part = MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.rank < size else MPI.UNDEFINED)
-    if part == MPI.COMM_NULL:
-        return None
-    comm = as_communicator(part)
-    return comm if kind == "mpi" else DistributedCommunicator(kind, bootstrap=comm)
-
-
 CHECKS = [value for name, value in sorted((globals() | vars(background_contract)).items()) if name.startswith("check_")]
 
 
-def main(name: str, size: int | None) -> None:
-    """Run every check, in the same order on every rank, and print what rank 0 to the last found."""
+def check_on_ranks(comm: Any, name: str) -> dict[str, str]:
+    """As a job of the pool, on an MPI communicator that is handed over: for each check, what rank 0 to the last found."""
     kind = name.removeprefix("wrapped-")
-    comm = _made(kind) if size is None else _made_of_first(size, kind)
-    if comm is None:
-        return
+    handed = as_communicator(comm)
+    return _check(SoloCommunicator() if kind == "solo" else handed if kind == "mpi" else _gloo(handed), name)
+
+
+def _gloo(handed: Communicator) -> Communicator:
+    from deepex.comm.distributed import DistributedCommunicator
+
+    return DistributedCommunicator("gloo", bootstrap=handed)
+
+
+def _check(comm: Communicator, name: str) -> dict[str, str]:
+    """Run every check, in the same order on every rank, and close the communicator."""
+    kind = name.removeprefix("wrapped-")
     comm = WrappedCommunicator(comm, lambda _: None) if name != kind else comm
     assert comm.kind == kind
     report = {}
@@ -322,8 +317,6 @@ def main(name: str, size: int | None) -> None:
             found = traceback.format_exc()
         results = comm.gather(found)
         report[check.__name__] = next((f"rank {r}: {text}" for r, text in enumerate(results) if text != "ok"), "ok")
-    if comm.rank == 0:
-        print(json.dumps({"kind": name, "size": comm.size, "checks": report}))
     comm.close()
     gc.collect()  # an error that was raised on purpose holds the frames that it came through, and these hold communicators
     # One that still works while Python ends would abort the process. A thread that was joined may be listed a moment longer; one
@@ -332,6 +325,7 @@ def main(name: str, size: int | None) -> None:
     while _gloo_threads():
         assert time.monotonic() < patience, _gloo_threads()
         time.sleep(0.01)
+    return report
 
 
 def _gloo_threads() -> list[str]:
@@ -346,5 +340,8 @@ if __name__ == "__main__":
     if "mpi" in sys.argv:  # with just this thread level, as a program that hands us a communicator may: ours is always MULTIPLE
         start_mpi(sys.argv[1])
     for each in sys.argv[2:]:
-        name, _, ranks = each.partition(":")
-        main(name, int(ranks) if ranks else None)
+        made = SoloCommunicator() if each.endswith("solo") else connect(each.removeprefix("wrapped-"))
+        first, size = made.rank == 0, made.size
+        checked = _check(made, each)
+        if first:
+            print(json.dumps({"kind": each, "size": size, "checks": checked}))

@@ -6,31 +6,40 @@ import sys
 
 import pytest
 
-from tests.comm.contract import CHECKS
+from tests.comm.contract import CHECKS, check_on_ranks
+from tests.full import FULL
 from tests.mpi import HANGS, ROOT, rank_environ, run_ranks
+from tests.pool import RankPool
+
+pytestmark = pytest.mark.ranks
+WELL = {check.__name__: "ok" for check in CHECKS}
 
 
 def _verdict(result: subprocess.CompletedProcess[str], size: int, *words: str) -> None:
     assert result.returncode == 0, result.stderr[-3000:]
     lines = [line for line in result.stdout.strip().splitlines() if not line.startswith("[Gloo]")]  # as that of torch 2.10
     reports = [json.loads(line) for line in lines[-len(words) :]]
-    well = {check.__name__: "ok" for check in CHECKS}
-    parts = [word.partition(":") for word in words]
-    assert reports == [{"kind": kind, "size": int(first or size), "checks": well} for kind, _, first in parts]
+    assert reports == [{"kind": word, "size": size, "checks": WELL} for word in words]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["mpi", "gloo"])
+def test_contract(name: str, size: int, ranks: RankPool) -> None:
+    """Of all ranks and of some, on a communicator that is handed over; MPI has THREAD_MULTIPLE, as where we start it."""
+    assert ranks.run(check_on_ranks, name, size=size) == [WELL] * size
+
+
+@pytest.mark.parametrize(("name", "size"), [("solo", 1), ("wrapped-solo", 1), ("wrapped-gloo", 2), ("wrapped-mpi", 4)])
+def test_contract_of_the_others(name: str, size: int, ranks: RankPool) -> None:
+    assert ranks.run(check_on_ranks, name, size=size) == [WELL] * size
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "thread_level", "words"),
-    [
-        (1, "FUNNELED", ("solo", "mpi", "gloo", "wrapped-solo")),
-        (4, "FUNNELED", ("mpi", "gloo", "mpi:3", "gloo:3", "mpi:2", "gloo:2", "wrapped-gloo:2")),
-        (4, "MULTIPLE", ("mpi", "mpi:3", "mpi:2", "wrapped-mpi")),
-    ],
-)
-def test_contract(size: int, thread_level: str, words: tuple[str, ...]) -> None:
-    """One after another in the same processes, of all ranks and of some: starting these takes most of the time."""
-    _verdict(run_ranks(size, "-m", "tests.comm.contract", thread_level, *words), size, *words)
+@pytest.mark.parametrize("size", [2, 3, 4] if FULL else [4])
+def test_contract_with_a_lower_thread_level(size: int) -> None:
+    """In processes of their own, since MPI starts once in each; this is also how `connect` finds the others."""
+    words = ("mpi", "gloo") if FULL else ("mpi",)
+    _verdict(run_ranks(size, "-m", "tests.comm.contract", "FUNNELED", *words), size, *words)
 
 
 @pytest.mark.slow

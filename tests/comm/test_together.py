@@ -1,5 +1,6 @@
 """What ranks do together contains no communication: one that fails in it would leave the others waiting there."""
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import pytest
 
 import deepex
-from deepex.comm import Call, WrappedCommunicator
+from deepex.comm import Call, WrappedCommunicator, as_communicator
 from deepex.comm.solo import SoloCommunicator
-from deepex.recipes import run as home
+from deepex.comm.together import AgreedError, together
+from deepex.errors import DataError
 from deepex.training import learner
+from deepex.training import run as home
 from tests.mpi import run_ranks
+from tests.pool import RankPool
 
 MakeData = Callable[[int], Path]
 
@@ -45,28 +49,26 @@ def test_nothing_that_ranks_do_together_communicates(
         assert len(done.epochs()) == epochs
 
 
-FAILS = """
-import os, socket
-from deepex.comm import connect
-from deepex.comm.together import AgreedError, together
-from deepex.errors import DataError
-comm = connect("mpi")
-def fails(ranks):
-    if comm.rank in ranks:
+def _fails(rank: int, ranks: list[int]) -> None:
+    if rank in ranks:
         raise DataError("no such file")
-for ranks in [1], [0, 1]:
-    try:
-        together(comm, lambda: fails(ranks))
-    except AgreedError as agreed:
-        message = str(agreed).replace(socket.gethostname(), "HOST")
-        os.write(1, f"{type(agreed.error).__name__} {message}\\n".encode())
-"""
 
 
-def test_an_error_of_one_rank_is_that_of_all_with_its_name() -> None:
-    done = run_ranks(2, "-c", FAILS)
-    assert done.stdout.count("DataError rank 1 on HOST: no such file") == 2, done.stderr
-    assert done.stdout.count("DataError no such file") == 2
+def fail_together(comm: Any) -> list[str]:
+    """What this rank is told where rank 1 alone fails, and where both do."""
+    ours, said = as_communicator(comm), []
+    for ranks in ([1], [0, 1]):
+        try:
+            together(ours, lambda ranks=ranks: _fails(ours.rank, ranks))
+        except AgreedError as agreed:
+            said.append(f"{type(agreed.error).__name__} {agreed}".replace(socket.gethostname(), "HOST"))
+    ours.close()
+    return said
+
+
+@pytest.mark.ranks
+def test_an_error_of_one_rank_is_that_of_all_with_its_name(ranks: RankPool) -> None:
+    assert ranks.run(fail_together) == [["DataError rank 1 on HOST: no such file", "DataError no such file"]] * 2
 
 
 EARLY = """
@@ -85,6 +87,7 @@ for messages in (["one", "one"], ["one", "two"], ["", "two"]):
 """
 
 
+@pytest.mark.ranks
 def test_before_there_is_a_communicator_too() -> None:
     """Where all have the same error none is named; else the lowest that has one."""
     done = run_ranks(2, "-c", EARLY)

@@ -1,8 +1,8 @@
-"""What the ranks of a node read for each other: `mpiexec -n 3 python -m tests.data.reading WHAT DATA KIND-ORDER[-unverified]…`.
-`--nodes=2+1` spreads three ranks over two nodes. `--then WHAT DATA …` does more in the same launch: starting ranks takes longer.
+"""What the ranks of a node read for each other: `mpiexec -n 2 python -m tests.data.reading WHAT DATA KIND-ORDER[-unverified]…`,
+or as a job of the pool. `--nodes=2+1` spreads three ranks over two nodes.
 
-Rank 0 prints, in a line for each WHAT, what its cases gave, rank by rank. `batches`: all ranks train two epochs, and tell which
-files they opened how often, and how much each request asked for. `failure`: what `next` raised.
+Rank 0 tells what the cases gave, rank by rank. `batches`: all ranks train two epochs, and tell which files they opened how often,
+and how much each request asked for. `failure`: what `next` raised.
 """
 
 import dataclasses
@@ -10,9 +10,12 @@ import json
 import os
 import sys
 from collections import Counter
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -41,23 +44,36 @@ def make(kind: str, samples: Samples, comm: Communicator | None, *, verify: bool
 
 
 opened, requests = Counter[str](), list[int]()
-watched: list[Path] = []
+watched: list[Path] = []  # one, or none
 
 
-def watch() -> None:
-    """Count which files of the folder that was watched last are opened, and note the size of each request."""
-    original = os.preadv
+@cache
+def _listen() -> None:
+    """Count which files of the folder that is watched are opened: for good, since Python keeps such hooks."""
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str) and Path(arguments[0]).parent == watched[-1]:
+        if watched and event == "open" and isinstance(arguments[0], str) and Path(arguments[0]).parent == watched[0]:
             opened[Path(arguments[0]).name] += 1
+
+    sys.addaudithook(note)
+
+
+@contextmanager
+def _watching(folder: Path) -> Iterator[None]:
+    """Count which files of the folder are opened, and note the size of each request."""
+    original = os.preadv
 
     def preadv(file: int, views: list[memoryview], offset: int) -> int:
         requests.append(sum(map(len, views)))
         return original(file, views, offset)
 
-    sys.addaudithook(note)
-    os.preadv = preadv  # type: ignore[assignment]
+    _listen()
+    watched[:] = [folder]
+    try:
+        with mock.patch.object(os, "preadv", preadv):
+            yield
+    finally:
+        watched.clear()
 
 
 def batches(comm: Communicator, folder: Path, kind: str, *, shuffled: bool, verify: bool) -> list[Any]:
@@ -118,24 +134,27 @@ def work(words: list[str], comm: Communicator) -> dict[str, list[Any]]:
     if "--nodes=2+1" in words:  # as if the last of three ranks were alone on another node
         local = {"node": comm.rank // 2, "local_rank": comm.rank % 2, "local_size": 2 - comm.rank // 2}
         comm.place = dataclasses.replace(place, num_nodes=2, **local)
-    watched.append(Path(data))
-    for case in cases:
-        kind, order, *unverified = case.split("-")
-        does = {"batches": batches, "failure": failure}[what]
-        rows[case] = comm.gather(does(comm, Path(data), kind, shuffled=order == "shuffled", verify=not unverified))
+    with _watching(Path(data)):
+        for case in cases:
+            kind, order, *unverified = case.split("-")
+            does = {"batches": batches, "failure": failure}[what]
+            rows[case] = comm.gather(does(comm, Path(data), kind, shuffled=order == "shuffled", verify=not unverified))
     comm.place = place
     return rows
 
 
+def read_on_ranks(comm: Any, words: list[str]) -> dict[str, list[Any]]:
+    """As a job of the pool."""
+    ours = MpiCommunicator(comm)
+    found = work(words, ours)
+    ours.close()
+    return found
+
+
 if __name__ == "__main__":
-    watched.append(Path())
-    watch()
     complain = partial(print, file=sys.stderr, flush=True)
-    ranks, rest = MpiCommunicator(), sys.argv[1:]
+    ranks = MpiCommunicator()
     with abort_on_failure(ranks, complain, complain):  # or the other ranks would wait for one that found something wrong
-        while rest:
-            end = rest.index("--then") if "--then" in rest else len(rest)
-            found = work(rest[:end], ranks)
-            rest = rest[end + 1 :]
-            if ranks.rank == 0:
-                print(json.dumps(found))
+        found = work(sys.argv[1:], ranks)
+    if ranks.rank == 0:
+        print(json.dumps(found))

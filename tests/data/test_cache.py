@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -11,7 +10,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +41,9 @@ from deepex.data.pack import pack
 from deepex.errors import DataError
 from deepex.nets import build
 from deepex.step.cost import activation_bytes
-from tests.mpi import HANGS, rank_environ, run_deepex, run_ranks
+from tests.data.reading import read_on_ranks
+from tests.mpi import HANGS, rank_environ, run_deepex
+from tests.pool import RankPool
 
 MakeData = Callable[[int], Path]
 
@@ -153,55 +153,53 @@ def make_files(folder: Path, count: int, per_file: int) -> Path:
 
 CASES = ["host-shuffled", "host-given", "device-shuffled", "device-given"]
 UNVERIFIED = ["host-shuffled-unverified", "device-shuffled-unverified"]
-Reports = dict[str, dict[str, list[Any]]]
+Report = dict[str, list[Any]]
 
 
 @pytest.fixture(scope="module")
-def on_ranks(many_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Reports]:
-    """What tests.data.reading finds, all of it in one launch for each number of ranks."""
+def on_ranks(many_files: Path, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Report]:
+    """What tests.data.reading finds, on so many ranks."""
     damaged = make_files(tmp_path_factory.mktemp("damaged"), 60, 100)
     damage(damaged / "train-00000.npy")
     vanished = make_files(tmp_path_factory.mktemp("vanished"), 60, 30)
     (vanished / "train-00001.npy").unlink()
-    each = {"batches": ["batches", many_files, *CASES, *UNVERIFIED, "stream-shuffled"]}
-    more = {
-        2: {"vanished": ["failure", vanished, "host-given"]},
-        3: {"nodes": ["batches", many_files, "--nodes=2+1", *CASES], "damaged": ["failure", damaged, *CASES]},
+    work: dict[str, list[Any]] = {
+        "batches": ["batches", many_files, *CASES, *UNVERIFIED, "stream-shuffled"],
+        "nodes": ["batches", many_files, "--nodes=2+1", *CASES],
+        "damaged": ["failure", damaged, *CASES],
+        "vanished": ["failure", vanished, "host-given"],
     }
 
-    @cache
-    def run(ranks: int) -> Reports:
-        work = each | more.get(ranks, {})
-        words = [str(word) for words in work.values() for word in ("--then", *words)][1:]
-        result = run_ranks(ranks, "-m", "tests.data.reading", *words)
-        assert result.returncode == 0, result.stderr[-3000:]
-        lines = result.stdout.splitlines()[-len(work) :]
-        return {name: json.loads(line) for name, line in zip(work, lines, strict=True)}
+    def run(size: int, name: str) -> Report:
+        found: Report = ranks.run(read_on_ranks, work[name], size=size)[0]
+        return found
 
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_each_file_is_opened_once_by_one_rank_of_a_node(ranks: int, many_files: Path, on_ranks: Callable[[int], Reports]) -> None:
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_each_file_is_opened_once_by_one_rank_of_a_node(
+    size: int, many_files: Path, on_ranks: Callable[[int, str], Report]
+) -> None:
     """And all ranks get the batches that they would have read themselves (checked there), from `stream` too."""
-    found = on_ranks(ranks)["batches"]
+    found = on_ranks(size, "batches")
     assert found.keys() == {*CASES, *UNVERIFIED, "stream-shuffled"}
     names = {path.name for path in many_files.glob("*.npy")}
     assert len(names) == 18
     sizes = {path.stat().st_size for path in many_files.glob("*.npy")}
     for case in CASES + UNVERIFIED:
-        assert len(found[case]) == ranks
+        assert len(found[case]) == size
         opened = [name for counts, _ in found[case] for name, times in counts.items() for _ in range(times)]
         assert sorted(opened) == sorted(names), "each of the files, and none twice"
-        assert ranks == 1 or all(counts for counts, _ in found[case]), "and not all by one rank"
+        assert size == 1 or all(counts for counts, _ in found[case]), "and not all by one rank"
         assert all(size in sizes for _, requested in found[case] for size in requested), "a small file is one request"
 
 
-@pytest.mark.slow
-def test_nodes_may_have_different_numbers_of_ranks(many_files: Path, on_ranks: Callable[[int], Reports]) -> None:
+@pytest.mark.ranks
+def test_nodes_may_have_different_numbers_of_ranks(many_files: Path, on_ranks: Callable[[int, str], Report]) -> None:
     """2 ranks on one node, 1 on another: a file is read once on each, and all get their batches (checked there)."""
-    found, names = on_ranks(3)["nodes"], {path.name for path in many_files.glob("*.npy")}
+    found, names = on_ranks(3, "nodes"), {path.name for path in many_files.glob("*.npy")}
     for case in CASES:
         nodes = [Counter(found[case][0][0]) + Counter(found[case][1][0]), Counter(found[case][2][0])]
         assert all(set(opened.values()) == {1} for opened in nodes)
@@ -212,9 +210,10 @@ def test_nodes_may_have_different_numbers_of_ranks(many_files: Path, on_ranks: C
         assert nodes[0].keys() & nodes[1].keys() == twice
 
 
-def test_a_failed_read_reaches_all_ranks(on_ranks: Callable[[int], Reports]) -> None:
+@pytest.mark.ranks
+def test_a_failed_read_reaches_all_ranks(on_ranks: Callable[[int, str], Report]) -> None:
     """One file for three ranks: rank 0 reads it, and finds it changed."""
-    found = on_ranks(3)["damaged"]
+    found = on_ranks(3, "damaged")
     assert found.keys() == set(CASES)
     for said in found.values():
         assert len(said) == 3
@@ -223,8 +222,9 @@ def test_a_failed_read_reaches_all_ranks(on_ranks: Callable[[int], Reports]) -> 
         assert all("rank 0" in text for text in said[1:])
 
 
-def test_a_file_that_vanishes_fails_those_who_need_it(on_ranks: Callable[[int], Reports]) -> None:
-    (said,) = on_ranks(2)["vanished"].values()
+@pytest.mark.ranks
+def test_a_file_that_vanishes_fails_those_who_need_it(on_ranks: Callable[[int, str], Report]) -> None:
+    (said,) = on_ranks(2, "vanished").values()
     assert len(said) == 2
     assert all("DataError" in text and "train-00001.npy is missing" in text for text in said)
 

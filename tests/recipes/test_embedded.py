@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from deepex.record import RunDirectory
-from tests.mpi import run_ranks
+from tests.pool import RankPool
+from tests.recipes.embedded import simulate_and_learn
 
 
-@pytest.mark.slow
-def test_training_inside_a_host_program(make_data: Callable[[int], Path], tmp_path: Path) -> None:
-    result = run_ranks(4, "-m", "tests.recipes.embedded", str(make_data(64)), str(tmp_path))
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.strip() == "all well"
+@pytest.mark.ranks
+def test_training_inside_a_host_program(ranks: RankPool, make_data: Callable[[int], Path], tmp_path: Path) -> None:
+    ranks.run(simulate_and_learn, make_data(64), tmp_path, size=4)
     run = RunDirectory.open(tmp_path / "run")
     assert run.state["ranks"] == 2
     assert not (tmp_path / "never").exists()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.training.config import RunConfig
-from tests.mpi import run_ranks
+from tests.pool import RankPool
 
 MakeData = Callable[[int], Path]
 
@@ -106,31 +107,24 @@ def test_a_callers_random_numbers_go_on(usual: tuple[RunConfig, dict[str, torch.
     assert torch.equal(torch.rand(3), expected)
 
 
-ONE_WRONG = """
-import os, sys
-import deepex
-from mpi4py import MPI
-rank = MPI.COMM_WORLD.rank
-config = deepex.recipe("fashion", {"samples": 64, "batch": 8, "epochs": 1, "validate": "none"})
-what = sys.argv[1]
-comm = MPI.COMM_WORLD
-if what == "config" and rank == 1:
-    config = None
-if what == "inter":
-    half = comm.Split(rank)
-    comm = half.Create_intercomm(0, comm, 1 - rank)
-if what == "freed":
-    comm = comm.Dup()
-    comm.Free()
-try:
-    deepex.train(config, comm, out=sys.argv[2])
-    said = "trained"
-except deepex.errors.ConfigError as error:
-    said = str(error)
-os.write(1, f"{said}\\n".encode())
-"""
+def train_with_one_wrong(comm: Any, what: str, out: str) -> str:
+    """What this rank is told."""
+    config = deepex.recipe("fashion", {"samples": 64, "batch": 8, "epochs": 1, "validate": "none"})
+    given = comm
+    if what == "inter":
+        half = comm.Split(comm.rank)
+        given = half.Create_intercomm(0, comm, 1 - comm.rank)
+    if what == "freed":
+        given = comm.Dup()
+        given.Free()
+    try:
+        deepex.train(None if what == "config" and comm.rank == 1 else config, given, out=out)
+    except ConfigError as error:
+        return str(error)
+    return "trained"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("what", "said"),
     [
@@ -139,13 +133,10 @@ os.write(1, f"{said}\\n".encode())
         ("freed", "comm is MPI.COMM_NULL, as one is that was freed"),
     ],
 )
-def test_every_rank_is_told_of_what_one_gives_wrong(what: str, said: str, tmp_path: Path) -> None:
-    done = run_ranks(2, "-c", ONE_WRONG, what, str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2
-    assert all(line.startswith(said) for line in lines), lines
-    assert what != "config" or "config is a NoneType; it must be a RunConfig" in lines[0]
+def test_every_rank_is_told_of_what_one_gives_wrong(what: str, said: str, ranks: RankPool, tmp_path: Path) -> None:
+    told = ranks.run(train_with_one_wrong, what, tmp_path / "run")
+    assert all(one.startswith(said) for one in told), told
+    assert what != "config" or "config is a NoneType; it must be a RunConfig" in told[0]
 
 
 def test_a_table_is_no_configuration(tmp_path: Path) -> None:

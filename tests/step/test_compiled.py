@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch._dynamo.utils import counters
 
 import deepex
 from deepex.arena.optimiser import OptimConfig
@@ -153,9 +152,9 @@ def test_compiled_steps_learn_what_eager_ones_do(net: str, sync: SyncConfig, mak
         "layout": "channels_last", "optim": OptimConfig(rate=0.02, momentum=0.9, weight_decay=0.01), "sync": sync,
     }  # fmt: skip
     expected, plain = trained(RunConfig(**settings, step="eager"), tmp_path / "eager")
-    before = counters["stats"]["unique_graphs"]
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     found, run = trained(RunConfig(**settings, step="compiled"), tmp_path / "compiled")
-    graphs = counters["stats"]["unique_graphs"] - before
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
     assert run.state["step"]["kind"] == "compiled"
     assert graphs == run.state["step"]["fusions"]["graphs"] == 1
     assert found.keys() == expected.keys()

@@ -26,6 +26,8 @@ from deepex.study.storage.copies import FORMATS, prepare, settings, summary, swe
 from deepex.study.storage.page_cache import drop_cache, resident_bytes
 from deepex.training.config import RunConfig
 from tests.mpi import run_deepex
+from tests.pool import RankPool
+from tests.training.on_ranks import train_on
 
 MakeData = Callable[[int], Path]
 PLAIN = {"net": "tests.networks:batch_normed", "batch": 8, "epochs": 2, "threads": 1, "device": "cpu", "deterministic": True}
@@ -218,14 +220,12 @@ def test_hdf5_reads_every_sample_once_to_measure_it_and_once_to_train(one_file: 
     assert run.state["setup_usage"]["opens"] == 6, "its first bytes, twice; to find the datasets; each part's; and to measure"
 
 
-@pytest.mark.slow
-def test_each_rank_counts_its_own(make_data: MakeData, tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_each_rank_counts_its_own(ranks: RankPool, make_data: MakeData, tmp_path: Path) -> None:
     """Two ranks of a node read each file once between them."""
     data = make_data(600)
-    words = [f"--set={one}" for one in (f"data={data}", "epochs=1", "placement=host", "batch=8")]
-    done = run_deepex("train", "fashion", "--ranks", "2", "--quiet", "--out", str(tmp_path / "run"), *words)
-    assert done.returncode == 0, done.stderr
-    usage = RunDirectory.open(tmp_path / "run").epochs()[0].usage
+    config = deepex.recipe("fashion", {"data": str(data), "epochs": 1, "placement": "host", "batch": 8, "threads": 1})
+    usage = train_on(ranks, config, tmp_path / "run").epochs()[0].usage
     opens, num_bytes = train_bytes(data, "train")
     both = {key: [sum(ranks) for ranks in zip(*usage[key].values(), strict=True)] for key in ("opens", "data_bytes")}
     held = train_bytes(data, "validation")

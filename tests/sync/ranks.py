@@ -1,14 +1,12 @@
-"""Train the toy problem in several ways on real ranks: `mpiexec -n 4 python -m tests.sync.ranks mpi:4 gloo:4 mpi:2`.
-
-Prints, for each communicator, the state of each way that all ranks have agreed on.
-"""
+"""Train the toy problem in several ways on real ranks: a job for those of the pool."""
 
 import json
 import sys
-import time
+from dataclasses import replace
+from typing import Any
 
-from deepex.comm import connect
-from deepex.comm.mpi import MpiCommunicator
+from deepex.comm import as_communicator
+from deepex.comm.distributed import DistributedCommunicator
 from deepex.sync.config import SyncConfig
 from tests.sync.toy import Problem, train
 
@@ -31,27 +29,32 @@ WAYS = {
 }
 
 
-def main(words: list[str]) -> None:
-    world = connect("mpi")
-    assert isinstance(world, MpiCommunicator)
-    for word in words:
-        kind, _, size = word.partition(":")
-        part = world.split(int(world.rank >= int(size)))
-        if world.rank < int(size):
-            comm = connect("gloo") if kind == "gloo" else part
-            states = {
-                f"{way} {deterministic}": train(*WAYS[way], comm, deterministic=deterministic)[0].tolist()
-                for way in WAYS
-                for deterministic in (False, True)
-            }
-            everywhere = comm.gather(json.dumps(states))
-            assert all(other == everywhere[0] for other in everywhere), "ranks do not agree"
-            if comm.rank == 0:
-                print(json.dumps({"where": word, "states": states}), flush=True)
-        done = world._comm.Ibarrier()
-        while not done.Test():
-            time.sleep(0.01)
+def of_replicas(way: tuple[Problem, SyncConfig], replicas: int) -> tuple[Problem, SyncConfig]:
+    """The same way with so many replicas, in as many groups; what was lost of others is not."""
+    problem, config = way
+    group = config.group and max(1, config.group * replicas // problem.replicas)
+    losses = frozenset(loss for loss in problem.losses if loss[0] < replicas)
+    return replace(problem, replicas=replicas, losses=losses), replace(config, group=group)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def train_ways(comm: Any, kind: str, replicas: int) -> dict[str, list[float]]:
+    """The state that all ranks have agreed on, of each way; `kind` is that of the communicator: mpi or gloo."""
+    mine = as_communicator(comm)
+    used = mine if kind == "mpi" else DistributedCommunicator(kind, bootstrap=mine)
+    states = {
+        f"{way} {deterministic}": train(*of_replicas(WAYS[way], replicas), used, deterministic=deterministic)[0].tolist()
+        for way in WAYS
+        for deterministic in (False, True)
+    }
+    everywhere = used.gather(json.dumps(states))
+    assert all(other == everywhere[0] for other in everywhere), "ranks do not agree"
+    used.close()
+    return states
+
+
+if __name__ == "__main__":  # on more ranks than the pool has: `mpiexec -n 8 python -m tests.sync.ranks 8`
+    from mpi4py import MPI
+
+    states = train_ways(MPI.COMM_WORLD, "mpi", int(sys.argv[1]))
+    if MPI.COMM_WORLD.rank == 0:
+        print(json.dumps(states))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +11,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+import deepex
 from deepex.arena.arena import Arena
-from deepex.comm import Background, Call, Communicator, WrappedCommunicator
+from deepex.comm import Background, Call, Communicator, WrappedCommunicator, as_communicator
+from deepex.comm.distributed import DistributedCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import FailureError
 from deepex.sync.how.gradients import Overlapped, _cuts
 from deepex.sync.synced_slice import SyncedSlice
-from tests.mpi import run_deepex
+from tests.pool import RankPool
 
 MakeData = Callable[[int], Path]
 
@@ -103,24 +106,21 @@ def test_a_gradient_in_pieces_is_refused(parts: tuple) -> None:
         agreement.hears(5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("comm", ["mpi", "gloo"])
-def test_on_two_ranks(comm: str, make_data: MakeData, tmp_path: Path) -> None:
+def train_chunks(comm: Any, kind: str, data: str, out: str) -> None:
     """Batch norm, shards of different sizes; with chunks and without."""
-    states = []
+    ours = as_communicator(comm)
+    used = ours if kind == "mpi" else DistributedCommunicator(kind, bootstrap=ours)
     for chunks in (1, 3):
-        options = [
-            f"data={make_data(49)}",
-            "net=tests.networks:batch_normed",
-            "epochs=2",
-            "batch=8",
-            "threads=1",
-            "layout=contiguous",
-        ]
-        options += [f"comm={comm}", "sync=gradients", f"sync.chunks={chunks}"]
-        out = tmp_path / f"{chunks}"
-        result = run_deepex("train", "fashion", "--ranks=2", "--out", str(out), *(f"--set={option}" for option in options), "-q")
-        assert result.returncode == 0, result.stderr[-2000:]
-        states.append(load_file(out / "weights.safetensors"))
-    for name, value in states[0].items():
-        assert torch.allclose(states[1][name].double(), value.double(), rtol=1e-5, atol=1e-6), name
+        keys = {"data": data, "net": "tests.networks:batch_normed", "epochs": 2, "batch": 8, "threads": 1, "layout": "contiguous"}
+        config = deepex.recipe("fashion", keys | {"sync": "gradients", "sync.chunks": chunks})
+        deepex.train(config, used, out=Path(out) / str(chunks))
+    used.close()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["mpi", "gloo"])
+def test_on_two_ranks(kind: str, ranks: RankPool, make_data: MakeData, tmp_path: Path) -> None:
+    ranks.run(train_chunks, kind, make_data(49), tmp_path)
+    one, three = (load_file(tmp_path / str(chunks) / "weights.safetensors") for chunks in (1, 3))
+    for name, value in one.items():
+        assert torch.allclose(three[name].double(), value.double(), rtol=1e-5, atol=1e-6), name

@@ -22,8 +22,10 @@ from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import make_total
 from deepex.sync.wire import wires
 from deepex.sync.wire.coded import Coded
+from tests.full import FULL
 from tests.mpi import run_ranks
-from tests.sync.ranks import WAYS
+from tests.pool import RankPool
+from tests.sync.ranks import WAYS, of_replicas, train_ways
 from tests.sync.toy import BUFFERS, MATRICES, Problem, reference, train
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -176,26 +178,33 @@ def test_orthogonal(rows: int, columns: int, seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_ranks() -> dict[str, dict[str, Any]]:
-    """The ways of tests.sync.ranks: 8 replicas on 4 ranks of MPI and gloo, on 2, and on 8."""
-    result = run_ranks(4, "-m", "tests.sync.ranks", "mpi:4", "gloo:4", "mpi:2")
-    assert result.returncode == 0, result.stderr[-3000:]
-    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    eight = run_ranks(8, "-m", "tests.sync.ranks", "mpi:8")
-    assert eight.returncode == 0, eight.stderr[-3000:]
-    lines += [json.loads(line) for line in eight.stdout.splitlines() if line.startswith("{")]
-    return {line["where"]: line["states"] for line in lines}
+def on_ranks(ranks: RankPool) -> dict[str, dict[str, Any]]:
+    """The ways of tests.sync.ranks: 8 replicas on 4 ranks of MPI and gloo and on 2; where all is tried, on 8, too."""
+    places = (("mpi", 4), ("gloo", 4), ("mpi", 2))
+    found = {f"{kind}:{size}": ranks.run(train_ways, kind, 8, size=size)[0] for kind, size in places}
+    if FULL:
+        result = run_ranks(8, "-m", "tests.sync.ranks", "8")
+        assert result.returncode == 0, result.stderr[-3000:]
+        found["mpi:8"] = next(json.loads(line) for line in result.stdout.splitlines() if line.startswith("{"))
+    return found
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def one_each(ranks: RankPool) -> dict[str, dict[str, Any]]:
+    """The same ways with 4 replicas, each of which has a rank of its own."""
+    return {"mpi:4": ranks.run(train_ways, "mpi", 4, size=4)[0]}
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("way", WAYS)
-def test_ranks_do_not_matter(way: str, on_ranks: dict[str, dict[str, Any]]) -> None:
-    """8 replicas on 1, 2, 4 and 8 ranks: to rounding; to the last bit if deterministic."""
-    problem, config = WAYS[way]
-    assert {"mpi:4", "gloo:4", "mpi:2", "mpi:8"} == set(on_ranks)
+@pytest.mark.parametrize("replicas", [8, 4])
+def test_ranks_do_not_matter(way: str, replicas: int, request: pytest.FixtureRequest) -> None:
+    """8 replicas on 1, 2, 4 and 8 ranks, and 4 on 1 and 4: to rounding; to the last bit if deterministic."""
+    problem, config = of_replicas(WAYS[way], replicas)
+    where_states: dict[str, dict[str, Any]] = request.getfixturevalue("on_ranks" if replicas == 8 else "one_each")
     for deterministic in (False, True):
         alone, _ = train(problem, config, deterministic=deterministic)
-        for where, states in on_ranks.items():
+        for where, states in where_states.items():
             found = torch.tensor(states[f"{way} {deterministic}"])
             if deterministic:
                 assert torch.equal(found[1:], alone[1:]), where

@@ -1,10 +1,7 @@
-"""Train the same job in several ways, on 4, 2 and 1 ranks of one launch: `mpiexec -n 4 python -m tests.training.many DATA OUT`."""
+"""Train the same job in several ways: a job for the ranks of the pool."""
 
-import sys
-import time
 from pathlib import Path
-
-from mpi4py import MPI
+from typing import Any
 
 import deepex
 from deepex.arena.optimiser import OptimConfig
@@ -36,18 +33,7 @@ def config(data: str, way: str) -> RunConfig:
     )
 
 
-def main(data: str, out: Path) -> None:
-    """On all 4 ranks; then on the first 2 and, beside them, on the third alone. Starting ranks takes most of the time."""
-    world = MPI.COMM_WORLD
-    assert world.size == 4
-    part = world.Split((0, 0, 1, MPI.UNDEFINED)[world.rank])
-    for comm in (world, part):
-        for name in WAYS if comm != MPI.COMM_NULL else ():
-            deepex.train(config(data, name), comm, out=out / str(comm.size) / name)
-    done = world.Ibarrier()
-    while not done.Test():  # asleep: a rank that waits in MPI takes a core from those that still train
-        time.sleep(0.01)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+def train_all(comm: Any, data: str, out: str) -> None:
+    """Train every way, each in a run directory below `out` that is named for it."""
+    for name in WAYS:
+        deepex.train(config(data, name), comm, out=Path(out) / name)

@@ -1,52 +1,40 @@
-"""`sync=auto` on ranks whose network is slow: a program for each, which prints how replicas agreed and what was summed last.
+"""`sync=auto` on ranks whose network is slow: a job of the pool, which tells how replicas agreed and what was summed last."""
 
-python -m tests.training.slow DATA OUT THREAD_LEVEL
-"""
-
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 from time import sleep
-from unittest.mock import patch
-
-import torch
-from typing_extensions import override
+from typing import Any
+from unittest.mock import PropertyMock, patch
 
 import deepex
-from deepex.comm import Communicator, connect
-from deepex.comm.library import start_mpi
+from deepex.comm import Call, WrappedCommunicator, as_communicator
+from deepex.comm.base import own_zeros
+from deepex.comm.mpi import MpiCommunicator
 from deepex.step.eager import EagerStep
-from tests.comm.background_contract import Wrapping
 
 SECONDS_PER_NUMBER = 30e-6
 SECONDS_PER_STEP = 2e-3  # as told: what else the machine does must not make steps as long as sums
 
 
-class Slow(Wrapping):
-    """A real communicator whose sums take longer, the longer the more is summed. Its memory is not shared."""
+class Slow:
+    """A hook that makes sums take longer, the longer the more is summed; the length of the last of this thread, and of another."""
 
-    last = 0
-    thread: "Slow | None" = None
+    def __init__(self) -> None:
+        self.last = [0, 0]
 
-    @property
-    @override
-    def overlaps(self) -> bool:
-        return self._inner.overlaps
-
-    @override
-    def sum(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
-        super().sum(tensor, weight)
-        self.last = tensor.numel()
-        sleep(SECONDS_PER_NUMBER * self.last)
-
-    @override
-    def for_thread(self) -> Communicator:
-        self.thread = Slow(self._inner.for_thread())
-        return self.thread
+    @contextmanager
+    def __call__(self, call: Call) -> Iterator[None]:
+        yield
+        if call.what == "sum":
+            count = call.arguments[0].numel()
+            self.last[current_thread() is not main_thread()] = count
+            sleep(SECONDS_PER_NUMBER * count)
 
 
-def main(data: str, out: str, thread_level: str) -> None:
-    start_mpi(thread_level)
-    comm = connect("mpi")
+def train_slowly(comm: Any, data: str, out: str, overlaps: bool) -> dict[str, Any]:
+    """With `overlaps` False, as where MPI was started for one thread."""
     changes = {
         "data": data,
         "net": "tests.networks:normed",
@@ -56,14 +44,13 @@ def main(data: str, out: str, thread_level: str) -> None:
         "sync": "auto",
         "layout": "contiguous",
     }
-    slow = Slow(comm)
-    with patch.object(EagerStep, "trial_seconds", return_value=SECONDS_PER_STEP):
-        run = deepex.train(deepex.recipe("fashion", changes), slow, out=Path(out))
-    if comm.rank == 0:
-        sums = f"{slow.last} {slow.thread.last if slow.thread else 0}"
-        print(run.config["sync"]["strategy"], run.state["sync"]["reason"], run.epochs()[0].period, sums, sep="\n")
-    comm.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    hook, ours = Slow(), as_communicator(comm)
+    told = patch.object(MpiCommunicator, "overlaps", new_callable=PropertyMock, return_value=overlaps)
+    apart = patch.object(
+        MpiCommunicator, "zeros", lambda _comm, *what: own_zeros(*what)
+    )  # memory that is not shared, as on two nodes
+    with told, apart, patch.object(EagerStep, "trial_seconds", return_value=SECONDS_PER_STEP):
+        run = deepex.train(deepex.recipe("fashion", changes), WrappedCommunicator(ours, hook), out=Path(out))
+    ours.close()
+    state, period = run.state["sync"], run.epochs()[0].period
+    return {"chosen": run.config["sync"]["strategy"], "reason": state["reason"], "period": period, "last": hook.last}

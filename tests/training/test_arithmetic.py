@@ -18,8 +18,9 @@ from deepex.data.feeds.shard import Shards
 from deepex.recipes.network import build_network
 from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
-from tests.mpi import run_ranks
-from tests.training.many import WAYS
+from tests.full import examples
+from tests.pool import RankPool
+from tests.training.many import WAYS, train_all
 from tests.training.reference import train_reference
 
 MakeData = Callable[[int], Path]
@@ -112,22 +113,22 @@ def test_one_replica_is_plain_sgd_to_the_last_bit_of_its_data_order(make_data: M
 
 
 @pytest.fixture(scope="module")
-def on_ranks(make_data: MakeData, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def on_ranks(ranks: RankPool, make_data: MakeData, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The ways of tests.training.many on 1, 2 and 4 ranks; 130 samples on 8 replicas, so shards differ."""
     folder = tmp_path_factory.mktemp("ranks")
-    result = run_ranks(4, "-m", "tests.training.many", str(make_data(130)), str(folder))
-    assert result.returncode == 0, result.stderr[-3000:]
-    return {ranks: folder / str(ranks) for ranks in (1, 2, 4)}
+    for size in (1, 2, 4):
+        ranks.run(train_all, make_data(130), folder / str(size), size=size)
+    return {size: folder / str(size) for size in (1, 2, 4)}
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 @pytest.mark.parametrize("way", [name for name, (_, deterministic) in WAYS.items() if deterministic])
 def test_deterministic_bits_do_not_depend_on_ranks(way: str, on_ranks: dict[int, Path]) -> None:
     files = [(folder / way / "weights.safetensors").read_bytes() for folder in on_ranks.values()]
     assert len({hashlib.sha256(content).hexdigest() for content in files}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 def test_ranks_change_only_the_rounding(on_ranks: dict[int, Path]) -> None:
     one, two, four = (load_file(folder / "rounded" / "weights.safetensors") for folder in on_ranks.values())
     for other in (two, four):
@@ -144,9 +145,11 @@ def test_seed_decides_and_another_seed_differs(make_data: MakeData, tmp_path: Pa
 
 @pytest.mark.slow
 def test_many_replicas_on_one_rank(tmp_path: Path) -> None:
-    """1,536 replicas of LeNet, on the shipped 6,000 images: three images each."""
-    config = deepex.recipe("fashion", {"replicas": 1536, "batch": 3, "epochs": 1, "validate": "none", "net": "lenet", "threads": 1})
-    run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
+    """Up to 1,536 replicas of LeNet, on the shipped 6,000 images: three or four images each."""
+    replicas = examples(192, 1536)
+    samples = 6000 * replicas // 1536
+    keys = {"replicas": replicas, "samples": samples, "batch": 3, "epochs": 1, "validate": "none", "net": "lenet", "threads": 1}
+    run = deepex.train(deepex.recipe("fashion", keys), SoloCommunicator(), out=tmp_path / "run")
     (epoch,) = run.epochs()
-    assert (epoch.samples, epoch.steps, epoch.syncs) == (6000, 2, 1)
+    assert (epoch.samples, epoch.steps, epoch.syncs) == (samples, 2, 1)
     assert epoch.train.loss < 2.5

@@ -37,8 +37,9 @@ from deepex.training.learner import Learner
 from deepex.training.parts import Parts
 from deepex.training.stop import StopPoll
 from tests import networks
-from tests.mpi import HANGS, ROOT, rank_environ, run_deepex, run_ranks
-from tests.training import several
+from tests.mpi import HANGS, ROOT, rank_environ, run_deepex
+from tests.pool import RankPool
+from tests.training.on_ranks import train_on
 
 MakeData = Callable[[int], Path]
 
@@ -92,27 +93,21 @@ OTHERS = {"average": "local", "local": "average"}
 
 
 @pytest.fixture(scope="module")
-def on_ranks(whole: dict[str, Path], stopped: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Runs on 1 rank and on 2. `BEGAN-POLICY` took another momentum policy after its first epoch; `local` was stopped on 1 rank.
-
-    All those of 2 ranks are trained in one launch, because starting ranks takes most of the time.
-    """
-    folders = {ranks: tmp_path_factory.mktemp(f"ranks{ranks}") for ranks in (1, 2)}
-    jobs: dict[int, list[str]] = {1: [], 2: []}
-    for ranks, began, policy in ((r, b, p) for b, o in OTHERS.items() for r, p in ((1, o), (2, o), (1, "reset"))):
-        run, config = folders[ranks] / f"{began}-{policy}", whole[began] / "config.toml"
-        jobs[ranks].append(several.job(run, config, resume=False, epochs=1))
-        changes = {"epochs": 2, "sync.period": "epoch", "sync.momentum": policy}
-        jobs[ranks].append(several.job(run, run / "config.toml", resume=True, **changes))
-    local = folders[2] / "local"
-    shutil.copytree(stopped["local"], local)
-    result = run_ranks(2, "-m", "tests.training.several", *jobs[2], several.job(local, local / "config.toml", resume=True))
-    assert result.returncode == 0, result.stderr[-2000:]
-    for job in jobs[1]:
-        several.work(job, SoloCommunicator())
+def on_ranks(ranks: RankPool, whole: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs on 1 rank and on 2. `BEGAN-POLICY` took another momentum policy after its first epoch."""
+    folders = {size: tmp_path_factory.mktemp(f"ranks{size}") for size in (1, 2)}
+    for size, began, policy in ((s, b, p) for b, o in OTHERS.items() for s, p in ((1, o), (2, o), (1, "reset"))):
+        run, config = folders[size] / f"{began}-{policy}", _config_of(whole[began])
+        other = dataclasses.replace(config, epochs=2, sync=dataclasses.replace(config.sync, period="epoch", momentum=policy))
+        for each, resume in ((dataclasses.replace(config, epochs=1), False), (other, True)):
+            if size == 1:
+                deepex.train(each, SoloCommunicator(), out=run, resume=resume)
+            else:
+                train_on(ranks, each, run, resume=resume)
     return folders
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 def test_resume_in_the_middle_of_an_epoch_on_other_ranks(whole: dict[str, Path], stopped: dict[str, Path], tmp_path: Path) -> None:
     """Stopped on 1 rank; resume on 2, as a user does: the bits of the uninterrupted run."""
@@ -123,11 +118,14 @@ def test_resume_in_the_middle_of_an_epoch_on_other_ranks(whole: dict[str, Path],
     _compare_resumed(stopped["average"], run, whole["average"])
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 def test_resume_with_momentum_of_each_replica_on_other_ranks(
-    whole: dict[str, Path], stopped: dict[str, Path], on_ranks: dict[int, Path]
+    whole: dict[str, Path], stopped: dict[str, Path], ranks: RankPool, tmp_path: Path
 ) -> None:
-    _compare_resumed(stopped["local"], on_ranks[2] / "local", whole["local"])
+    run = tmp_path / "run"
+    shutil.copytree(stopped["local"], run)
+    train_on(ranks, _config_of(run), run, resume=True)
+    _compare_resumed(stopped["local"], run, whole["local"])
 
 
 def _compare_resumed(stopped: Path, resumed: Path, whole: Path) -> None:
@@ -148,7 +146,7 @@ def _compare_resumed(stopped: Path, resumed: Path, whole: Path) -> None:
         assert mine.train.get("error") == theirs.train.get("error")
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 @pytest.mark.parametrize(("began", "goes_on"), OTHERS.items())
 def test_another_momentum_policy_from_a_checkpoint_on_is_the_same_on_any_ranks(
     began: str, goes_on: str, on_ranks: dict[int, Path]
@@ -254,6 +252,7 @@ def test_a_signal_in_the_last_epoch_does_not_keep_a_run_from_being_finished(
     assert (run.path / "weights.safetensors").is_file()
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 def test_sigterm_to_a_parallel_job_writes_a_checkpoint_and_ends_cleanly(make_data: MakeData, tmp_path: Path) -> None:
     """As a batch system does it: the signal goes to the launcher's process, the job ends with 0 and can be resumed."""

@@ -1,10 +1,12 @@
 """What the loop promises about communication, synchronisation with the host, and phases."""
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from deepex.recipes.network import build_network
 from deepex.record import RunDirectory
 from deepex.record.clock import SYNC, HostClock
 from deepex.sync.config import SyncConfig
+from deepex.training import build as build_module
 from deepex.training import checkpoint as checkpoints
 from deepex.training.build import build
 from deepex.training.checkpoint import Checkpoint, CheckpointConfig, Position
@@ -25,7 +28,9 @@ from deepex.training.gather import make_job
 from deepex.training.session import Session
 from deepex.training.watch import Watcher
 from tests import networks
-from tests.mpi import run_deepex, run_ranks
+from tests.mpi import run_deepex
+from tests.pool import RankPool
+from tests.training.on_ranks import train_on
 
 MakeData = Callable[[int], Path]
 
@@ -117,15 +122,12 @@ def test_the_host_reads_the_device_once_per_epoch(
     assert sum(reads.values()) <= 8, reads
 
 
-@pytest.mark.slow
-def test_a_slow_rank_shows_as_slow(make_data: MakeData, tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_a_slow_rank_shows_as_slow(ranks: RankPool, make_data: MakeData, tmp_path: Path) -> None:
     """Rank 1 sleeps in its forward pass: its forward time grows, and the other rank's wait is in its sync time."""
-    settings = [
-        f"--set={s}" for s in ("net=tests.networks:troubled", f"data={make_data(64)}", "epochs=2", "batch=8", "validate=none")
-    ]
-    result = run_deepex("train", "fashion", "--ranks=2", f"--out={tmp_path / 'run'}", *settings, TROUBLE="slow", TROUBLED_RANK="1")
-    assert result.returncode == 0, result.stderr[-2000:]
-    last = RunDirectory.open(tmp_path / "run").epochs()[-1]
+    keys = {"net": "tests.networks:troubled", "data": str(make_data(64)), "epochs": 2, "batch": 8, "validate": "none", "threads": 1}
+    run = train_on(ranks, deepex.recipe("fashion", keys), tmp_path / "run", TROUBLE="slow", TROUBLED_RANK="1")
+    last = run.epochs()[-1]
     forward, sync = last.phases["forward"], last.phases["sync"]
     asleep = 4 * 0.02
     assert forward[1] > asleep > forward[0]
@@ -184,21 +186,26 @@ def test_bf16_on_a_cpu(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.
 STUMBLES = {1: "0:5:nan,0:23:1e6", 2: "0:5:nan,1:11:1e6", 4: "1:2:nan,3:5:1e6"}
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
-def test_a_replica_that_loses_its_way_is_left_out(make_data: MakeData, tmp_path: Path) -> None:
+def test_a_replica_that_loses_its_way_is_left_out(ranks: RankPool, make_data: MakeData, tmp_path: Path) -> None:
     """Four replicas of three steps, on 1, 2 and 4 ranks: the same two are lost, each for an epoch, and the others go on."""
     weights = []
-    for ranks, stumbles in STUMBLES.items():
-        out = tmp_path / str(ranks)
-        keys = ("net=tests.networks:stumbling", f"data={make_data(96)}", "epochs=3", "batch=8", "sync.momentum=local", "threads=1")
-        words = (f"--ranks={ranks}", "--replicas=4", f"--out={out}", *(f"--set={key}" for key in keys))
-        ended = run_deepex("train", "fashion", *words, "--set=sync.period=epoch", STUMBLES=stumbles)
-        assert ended.returncode == 0, ended.stderr[-2000:]
+    keys = {"net": "tests.networks:stumbling", "data": str(make_data(96)), "epochs": 3, "batch": 8, "sync.momentum": "local"}
+    keys |= {"sync.period": "epoch", "threads": 1, "replicas": 4}
+    for size, stumbles in STUMBLES.items():
+        out = tmp_path / str(size)
+        if size == 2:  # as a user does, who is told
+            words = (f"--ranks={size}", f"--out={out}", *(f"--set={key}={value}" for key, value in keys.items()))
+            ended = run_deepex("train", "fashion", *words, STUMBLES=stumbles)
+            assert ended.returncode == 0, ended.stderr[-2000:]
+            assert ended.stdout.count("1 × a replica that had gone astray was left out") == 2
+        else:
+            train_on(ranks, deepex.recipe("fashion", keys), out, size=size, STUMBLES=stumbles)
         epochs = RunDirectory.open(out).epochs()
         assert [(epoch.lost, epoch.samples) for epoch in epochs] == [(1, 72), (1, 72), (0, 96)]
         assert all(0 < epoch.train.loss < 3 and epoch.train.samples == epoch.samples for epoch in epochs)
         assert all(epoch.drift["all"] < 0.5 for epoch in epochs)
-        assert ended.stdout.count("1 × a replica that had gone astray was left out") == 2
         weights.append(load_file(out / "weights.safetensors"))
     for other in weights[1:]:
         assert all(torch.allclose(other[name], value, atol=1e-5) for name, value in weights[0].items())
@@ -237,32 +244,25 @@ def test_a_checkpoint_knows_the_worst_loss_by_which_replicas_are_judged(make_dat
     assert all(position.worst == max([0.0, *losses[: position.epoch]]) for position in kept)
 
 
-UNEVEN = """
-import dataclasses, json, sys
-from mpi4py import MPI
-import deepex
-import deepex.training.build as build
-make = build.make_runner
+def train_as_if_rank_0_could_capture(comm: Any, data: str, out: str) -> Any:
+    """What the record says of the step."""
+    make = build_module.make_runner
 
-def make_runner(parts, step, **options):
-    runner, clock = make(parts, step, **options)
-    if MPI.COMM_WORLD.rank == 0:
-        runner.choice = dataclasses.replace(runner.choice, kind="captured", reason="as on a GPU")
-    return runner, clock
+    def make_runner(parts: Any, step: Any, **options: Any) -> Any:
+        runner, clock = make(parts, step, **options)
+        if comm.rank == 0:
+            runner.choice = dataclasses.replace(runner.choice, kind="captured", reason="as on a GPU")
+        return runner, clock
 
-build.make_runner = make_runner
-keys = {"data": sys.argv[1], "net": "tests.networks:plain", "batch": 8, "epochs": 1}
-run = deepex.train(deepex.recipe("fashion", keys), MPI.COMM_WORLD, out=sys.argv[2])
-if MPI.COMM_WORLD.rank == 0:
-    print(json.dumps(run.state["step"]))
-"""
+    keys = {"data": data, "net": "tests.networks:plain", "batch": 8, "epochs": 1}
+    with mock.patch.object(build_module, "make_runner", make_runner):
+        return deepex.train(deepex.recipe("fashion", keys), comm, out=Path(out)).state["step"]
 
 
-def test_ranks_run_one_kind_of_step_and_tell_what_each_would_have(make_data: MakeData, tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_ranks_run_one_kind_of_step_and_tell_what_each_would_have(ranks: RankPool, make_data: MakeData, tmp_path: Path) -> None:
     """Rank 0 could capture its step, rank 1 could not."""
-    done = run_ranks(2, "-c", UNEVEN, str(make_data(64)), str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
-    step = json.loads(done.stdout)
+    step = ranks.run(train_as_if_rank_0_could_capture, make_data(64), tmp_path / "run")[0]
     assert step["kind"] == "eager"
     assert step["reason"].startswith("rank 1 cannot do else, a CPU: PyTorch's operators one by one")
     assert step["by_rank"] == [

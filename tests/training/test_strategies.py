@@ -13,6 +13,7 @@ from torch import nn
 
 import deepex
 from deepex.arena.optimiser import OptimConfig
+from deepex.cli.show import show
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
 from deepex.errors import DivergedError, RunError
@@ -22,7 +23,11 @@ from deepex.step.cost import forward_flops
 from deepex.sync.config import SyncConfig
 from deepex.training.checkpoint import CheckpointConfig
 from deepex.training.config import RunConfig
-from tests.mpi import run_deepex, run_ranks
+from deepex.training.resume import resumed_config
+from tests.mpi import run_deepex
+from tests.pool import RankPool
+from tests.training.on_ranks import train_on
+from tests.training.slow import train_slowly
 
 MakeData = Callable[[int], Path]
 
@@ -184,20 +189,20 @@ def test_auto_hides_syncs_that_it_is_told_are_long(momentum: float, strategy: st
     assert [epoch.train for epoch in again.epochs()] == [epoch.train for epoch in whole.epochs()]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("level", "strategy"), [("MULTIPLE", "background"), ("FUNNELED", "auto")])
-def test_auto_hides_syncs_that_it_finds_to_be_long(level: str, strategy: str, make_data: MakeData, tmp_path: Path) -> None:
+@pytest.mark.ranks
+@pytest.mark.parametrize(("overlaps", "strategy"), [(True, "background"), (False, "auto")])
+def test_auto_hides_syncs_that_it_finds_to_be_long(
+    overlaps: bool, strategy: str, ranks: RankPool, make_data: MakeData, tmp_path: Path
+) -> None:
     """On two ranks whose sums take longer than steps; where another thread may call MPI.
 
     At the end of an epoch nobody waits for more than the weights: momentum is on its way while the network is validated.
     """
-    result = run_ranks(2, "-m", "tests.training.slow", str(make_data(800)), str(tmp_path / "run"), level)
-    assert result.returncode == 0, result.stderr[-2000:]
-    chosen, reason, period, sums = result.stdout.splitlines()
-    summed = [int(word) for word in sums.split()]
-    assert chosen == strategy, reason
-    assert period.startswith("auto: "), period
-    assert "because before the first epoch a sync took" in period
+    found = ranks.run(train_slowly, make_data(800), tmp_path / "run", overlaps)[0]
+    reason, summed = found["reason"], found["last"]
+    assert found["chosen"] == strategy, reason
+    assert found["period"].startswith("auto: "), found["period"]
+    assert "because before the first epoch a sync took" in found["period"]
     if strategy == "background":
         cost, part = (float(word) for word in re.findall(r"takes ([\d.]+) steps, one of a part ([\d.]+)", reason)[0])
         assert cost / 8 == pytest.approx(part, rel=0.5), "a part of weights and statistics; a sync also has the momentum"
@@ -224,9 +229,12 @@ def test_operations_of_a_network() -> None:
     assert network[1].num_batches_tracked == 0, "and it is left as it was"
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["background", "auto", "elastic"])
-def test_from_the_command_line_on_two_ranks(sync: str, make_data: MakeData, tmp_path: Path) -> None:
+def test_from_the_command_line_on_two_ranks(
+    sync: str, make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`--set sync=NAME` is for the strategy; background needs an MPI that threads may call."""
     options = [f"data={make_data(192)}", f"sync={sync}", "sync.longest=4", "epochs=2", "batch=8", "threads=1"]
     if sync != "auto":
@@ -240,26 +248,25 @@ def test_from_the_command_line_on_two_ranks(sync: str, make_data: MakeData, tmp_
     assert run.epochs()[-1].train.loss < run.epochs()[0].train.loss
     if sync == "auto":
         assert all(epoch.period.startswith("auto: ") for epoch in run.epochs())
-        shown = run_deepex("show", str(out)).stdout
+        show(run=str(out), base=None, targets=[], as_json=False)
+        shown = capsys.readouterr().out
         assert "how replicas met" in shown
         assert f"{run.epochs()[0].drift['all']:.2%}" in shown
         assert run.state["sync"]["reason"] in shown
 
 
-@pytest.mark.slow
-def test_background_resumes_where_each_rank_has_one_replica(make_data: MakeData, tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_background_resumes_where_each_rank_has_one_replica(ranks: RankPool, make_data: MakeData, tmp_path: Path) -> None:
     """Between syncs its weights are in the arena alone, but for the part that is on its way."""
-    options = [f"data={make_data(192)}", "sync=background", "sync.period=1", "sync.parts=3", "epochs=2", "batch=8", "threads=1"]
-    options += ["checkpoint.syncs=1", "checkpoint.keep=100", "deterministic=true"]
+    keys = {"data": str(make_data(192)), "epochs": 2, "batch": 8, "threads": 1, "checkpoint.syncs": 1, "checkpoint.keep": 100}
+    keys |= {"sync": "background", "sync.period": 1, "sync.parts": 3, "deterministic": True}
     whole, run = tmp_path / "whole", tmp_path / "run"
-    result = run_deepex("train", "fashion", "--ranks=2", "--out", str(whole), *(f"--set={option}" for option in options), "-q")
-    assert result.returncode == 0, result.stderr[-2000:]
+    train_on(ranks, deepex.recipe("fashion", keys), whole)
     shutil.copytree(whole, run)
     (run / "weights.safetensors").unlink()
     kept, *gone = sorted((run / "checkpoints").glob("*.json"))[4:]
     assert kept.name.startswith("epoch000000-step"), "in the middle of an epoch"
     for header in gone:
         header.unlink()
-    result = run_deepex("train", "--resume", str(run), "--ranks=2", "-q")
-    assert result.returncode == 0, result.stderr[-2000:]
+    train_on(ranks, resumed_config(run, {}), run, resume=True)
     assert bits(run) == bits(whole)

@@ -10,6 +10,7 @@ import pytest
 from typing_extensions import override
 
 import deepex
+from deepex.cli.show import show
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.machine.storage import describe_file_system
@@ -18,7 +19,8 @@ from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
 from deepex.training.resume import resumed_config
 from deepex.training.watch import Watcher
-from tests.mpi import run_deepex
+from tests.pool import RankPool
+from tests.training.on_ranks import train_on
 
 MakeData = Callable[[int], Path]
 
@@ -70,13 +72,14 @@ def test_the_series_is_in_the_run_directory(make_data: MakeData, tmp_path: Path)
     assert used >= 0.95 * recorded > 0, "the last checkpoint is in the series alone"
 
 
-def test_without_sampling_only_what_feeds_count_is_known(make_data: MakeData, tmp_path: Path) -> None:
+def test_without_sampling_only_what_feeds_count_is_known(
+    make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = deepex.train(config(make_data(64), sampling=0.0), SoloCommunicator(), out=tmp_path / "run")
     assert [set(epoch.usage) for epoch in run.epochs()] == [{"opens", "data_bytes"}] * 2
     assert run.resources() == {}
-    shown = run_deepex("show", str(run.path))
-    assert shown.returncode == 0
-    assert "what was used" not in shown.stdout
+    show(run=str(run.path), base=None, targets=[], as_json=False)
+    assert "what was used" not in capsys.readouterr().out
 
 
 def test_sampling_changes_no_bit(make_data: MakeData, tmp_path: Path) -> None:
@@ -132,14 +135,11 @@ def test_an_interval_that_cannot_be_is_refused(sampling: float, rule: str) -> No
         RunConfig(net="lenet", data="sample:fashion", sampling=sampling)
 
 
-@pytest.mark.slow
-def test_every_rank_has_its_usage(make_data: MakeData, tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_every_rank_has_its_usage(ranks: RankPool, make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two real ranks; the second sleeps in its forward pass, so that this is a phase of much time and little work."""
-    keys = ("net=tests.networks:troubled", f"data={make_data(64)}", "epochs=2", "batch=8", "sampling=0.01", "threads=1")
-    settings = [f"--set={key}" for key in keys]
-    result = run_deepex("train", "fashion", "--ranks=2", f"--out={tmp_path / 'run'}", *settings, TROUBLE="slow", TROUBLED_RANK="1")
-    assert result.returncode == 0, result.stderr[-2000:]
-    run = RunDirectory.open(tmp_path / "run")
+    keys = {"net": "tests.networks:troubled", "data": str(make_data(64)), "epochs": 2, "batch": 8, "sampling": 0.01, "threads": 1}
+    run = train_on(ranks, deepex.recipe("fashion", keys), tmp_path / "run", TROUBLE="slow", TROUBLED_RANK="1")
     last = run.epochs()[-1]
     assert all(len(by_rank) == 2 for by_phase in last.usage.values() for by_rank in by_phase.values())
     asleep, cpu = 4 * 0.02, last.usage["cpu_seconds"]
@@ -147,8 +147,10 @@ def test_every_rank_has_its_usage(make_data: MakeData, tmp_path: Path) -> None:
     assert last.phases["forward"][1] - cpu["forward"][1] > asleep / 2, "who sleeps uses no core"
     assert min(last.usage["memory_bytes"]["epoch"]) > 50 << 20
     assert list(run.resources()) == [""], "one node, one file"
-    shown = run_deepex("show", str(tmp_path / "run")).stdout
+    show(run=str(run.path), base=None, targets=[], as_json=False)
+    shown = capsys.readouterr().out
     assert "what was used, per epoch, by 2 rank(s) together" in shown
     assert "memory of a rank, at most" in shown
-    told = json.loads(run_deepex("show", str(tmp_path / "run"), "--json").stdout)
+    show(run=str(run.path), base=None, targets=[], as_json=True)
+    told = json.loads(capsys.readouterr().out)
     assert told["epochs"][-1]["usage"] == last.usage
