@@ -149,19 +149,24 @@ def on_two_ranks(description: str, work: Callable[..., None], *, repeats: int) -
     work(options.repeats, keep=options.keep)
 
 
+def run_epoch(learner: "Learner", number: int) -> None:
+    """Run an epoch as a session does, without its record."""
+    from deepex.training.session import run_stretch
+
+    learner.begin_epoch(number, 0)
+    for stretch in learner.stretches():
+        learner.look(run_stretch(learner, stretch))
+
+
 def epochs(learner: "Learner") -> Callable[[], float]:
     """The learner's epochs; a call gives the seconds of one, its sync and the reading of its sums included."""
-    from deepex.training.trainer import run_stretch
-
     numbers = itertools.count()
 
     def epoch() -> float:
-        began, number = perf_counter(), next(numbers)
-        learner.begin_epoch(number, 0)
-        for start, stop in learner.plan:
-            run_stretch(learner, start, stop)
-        learner.clock.seconds()
-        learner.runner.sums.tolist()
+        began = perf_counter()
+        run_epoch(learner, next(numbers))
+        learner.parts.clock.seconds()
+        learner.parts.runner.sums.tolist()
         return perf_counter() - began
 
     return epoch

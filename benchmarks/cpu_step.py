@@ -24,6 +24,7 @@ from deepex.errors import ConfigError
 from deepex.machine.cache import keep_compiled
 from deepex.recipes.network import build_network
 from deepex.task import make_task
+from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job, try_order
 from deepex.training.learner import Learner
@@ -145,9 +146,7 @@ def bare_loop(config: RunConfig) -> Contestant:
 
 def deepex_loop(config: RunConfig) -> Contestant:
     """Epochs of DeepEx; one that is compiled is so when this returns."""
-    learner = Learner(make_job(config, SoloCommunicator(), build_network), SoloCommunicator())
-    learner.meet()
-    return bench.epochs(learner)
+    return bench.epochs(Learner(build(make_job(config, SoloCommunicator(), build_network), SoloCommunicator())))
 
 
 def without_onednn(epoch: Contestant) -> Contestant:

@@ -32,6 +32,7 @@ from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.recipes.network import build_network
 from deepex.record.clock import NoClock
+from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
 from deepex.training.learner import Learner
@@ -76,12 +77,10 @@ def train(data: str, placement: str, comm: Communicator) -> int:
     config = RunConfig(net="feed_memory:linear", data=data, batch=64, threads=1, **settings)
     found = {"peak": in_memory()}
     with watched(found):
-        learner = Learner(make_job(config, comm, build_network), comm, NoClock())
-        learner.meet()
-        learner.start()
-        epoch = bench.epochs(learner)
+        parts = build(make_job(config, comm, build_network), comm, clock=NoClock())
+        epoch = bench.epochs(Learner(parts))
         epoch(), epoch()
-        learner.feed.close()
+        parts.close()
     return sum(comm.gather(found["peak"]))
 
 

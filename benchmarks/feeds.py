@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,11 +28,13 @@ from deepex.arena.optimiser import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset, PackedPart
 from deepex.data.feeds.feed import Batch, Feed
+from deepex.data.feeds.placement import Placement
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.find import SAMPLES
 from deepex.data.pack import pack
 from deepex.recipes.network import build_network
 from deepex.record.clock import NoClock
+from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
 from deepex.training.learner import Learner
@@ -114,19 +117,17 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def make(config: RunConfig) -> Learner:
-    learner = Learner(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), NoClock())
-    learner.meet()
-    learner.start()
-    return learner
+    return Learner(build(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), clock=NoClock()))
 
 
 def make_with_loader(config: RunConfig, form: str, workers: int) -> Learner:
-    job, learner = make_job(config, SoloCommunicator(), build_network), make(dataclasses.replace(config, placement="stream"))
-    learner.feed.close()
-    part = job.dataset.part("train")
-    samples = Samples(part, job.shards, learner.replicas, seed=config.seed, shuffled=True)
-    learner.feed = LoaderFeed(samples, part, job.device, form=form, workers=workers)
-    return learner
+    """A learner whose samples come from PyTorch's loader."""
+
+    def make_feed(_placement: Placement, samples: Samples, device: torch.device, **_: object) -> LoaderFeed:
+        return LoaderFeed(samples, samples.part, device, form=form, workers=workers)
+
+    with patch("deepex.training.build.make_feed", make_feed):
+        return make(dataclasses.replace(config, placement="stream"))
 
 
 def best_workers(config: RunConfig, form: str, choices: Sequence[int]) -> tuple[int, Learner]:
@@ -146,7 +147,7 @@ def compare(config: RunConfig, choices: Sequence[int], repeats: int) -> tuple[li
     found = bench.in_turns({name: bench.epochs(learner) for name, learner in learners.items()}, repeats)
     count = make_job(config, SoloCommunicator(), build_network).shards.count
     for kind in PLACEMENTS:
-        learners[kind].feed.close()
+        learners[kind].parts.close()
     rows: list[list[object]] = []
     record: dict[str, Any] = {"seconds": found, "workers": workers, "images": count}
     for name, seconds in found.items():

@@ -13,11 +13,11 @@ benchmarks/records/gpu.
 
 import argparse
 import gc
+import itertools
 import json
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -35,14 +35,13 @@ from deepex.comm.solo import SoloCommunicator
 from deepex.data.augment import AugmentConfig
 from deepex.machine.reading import attempt
 from deepex.recipes.network import build_network
-from deepex.record import RunDirectory
 from deepex.record.clock import NoClock, PhaseClock
 from deepex.step.captured.runner import CapturedRunner
+from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
 from deepex.training.learner import Learner
-from deepex.training.trainer import Trainer, run_stretch
-from deepex.training.watch import Watcher
+from deepex.training.session import run_stretch
 from peers import PEERS, RATE, Unavailable, Workload, make_peer, measure_jax, peak_bytes
 
 if TYPE_CHECKING:
@@ -79,8 +78,8 @@ WORKLOADS = [  # with the images/s that we want to reach
 
 def deepex_epochs(
     workload: Workload, data: str, clock: PhaseClock | None = None, **changes: Any
-) -> tuple[Callable[[], None], Trainer]:
-    """Epochs of a run, each a call; the trainer holds what it measures."""
+) -> tuple[Callable[[], None], Learner]:
+    """Epochs of a run, each a call; the learner's parts hold what it measures."""
     augment = AugmentConfig(pad=4, flip=True) if workload.augment else AugmentConfig()
     settings = {"step": "captured", "precision": "bf16", "layout": "channels_last", "augment": augment} | changes
     config = RunConfig(
@@ -88,18 +87,9 @@ def deepex_epochs(
         placement="device", optim=OptimConfig(rate=RATE), **settings,
     )  # fmt: skip
     comm = SoloCommunicator()
-    run = RunDirectory.create(Path(tempfile.mkdtemp()) / "run", {}, [], {})
-    trainer = Trainer(make_job(config, comm, build_network), comm, run, Watcher(), clock=clock)
-    trainer.begin(resumed=False)
-    learner, state = trainer.learner, {"epoch": 0}
-
-    def epoch() -> None:
-        learner.begin_epoch(state["epoch"], 0)
-        for start, stop in learner.plan:
-            run_stretch(learner, start, stop)
-        state["epoch"] += 1
-
-    return epoch, trainer
+    learner = Learner(build(make_job(config, comm, build_network), comm, clock=clock))
+    numbers = itertools.count()
+    return lambda: bench.run_epoch(learner, next(numbers)), learner
 
 
 def timed(epoch: Callable[[], None]) -> Callable[[], float]:
@@ -123,14 +113,14 @@ def host_shares(learner: Learner) -> dict[str, float]:
     `driver_share` of it is the driver's, for launching graphs; the rest is Python's, and what waiting takes.
     """
     shares = []
-    runner = cast("CapturedRunner", learner.runner)
+    runner = cast("CapturedRunner", learner.parts.runner)
     for number in range(1000, 1003):
         learner.begin_epoch(number, 0)
         torch.cuda.synchronize()
         with _timed_launches(runner) as launches:
             began, busy = perf_counter(), thread_time()
-            for start, stop in learner.plan:
-                run_stretch(learner, start, stop)
+            for stretch in learner.stretches():
+                run_stretch(learner, stretch)
             busy = thread_time() - busy
             torch.cuda.synchronize()
             seconds = perf_counter() - began
@@ -212,13 +202,13 @@ def measure(workload: Workload, peers: list[str], repeats: int, *, keep: bool) -
     for name, clock in (("deepex without profile", NoClock()), ("deepex", None)):
         before = _held()
         began = perf_counter()
-        epoch, trainer = deepex_epochs(workload, data, clock)
+        epoch, learner = deepex_epochs(workload, data, clock)
         setup = perf_counter() - began
         epoch()
         epochs[name] = timed(epoch)
-        runner = trainer.learner.runner
+        runner = learner.parts.runner
         facts[name] = {"setup_seconds": setup, "peak_bytes": peak_bytes() - before, "choice": vars(runner.choice)}
-        facts[name] |= {"loss": float(runner.sums[0]) / workload.count, **host_shares(trainer.learner)}
+        facts[name] |= {"loss": float(runner.sums[0]) / workload.count, **host_shares(learner)}
         loss, memory = facts[name]["loss"], facts[name]["peak_bytes"] / 1e9
         log(f"{name} is ready: {setup:.1f} s, {memory:.2f} GB, loss {loss:.3f}; {runner.choice.reason}; {runner.choice.fusions}")
     epochs = {name: log.told(name, epoch) for name, epoch in epochs.items()}

@@ -162,12 +162,12 @@ def measure(workload: Workload) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = True
     bandwidth, rate = _bandwidth(), _rate()
     _, _, data = bench.random_data(workload.shape, workload.classes, workload.count)
-    epoch, trainer = deepex_epochs(workload, data)
+    epoch, learner = deepex_epochs(workload, data)
     epoch()
     step = statistics.median(timed(epoch)() for _ in range(3)) / (workload.count // workload.batch)
-    runner = cast("CapturedRunner", trainer.learner.runner)
+    runner = cast("CapturedRunner", learner.parts.runner)
     _separate(runner)
-    trainer.learner.begin_epoch(1000, 0)
+    learner.begin_epoch(1000, 0)
     lap = runner.laps[0]
     runner._step(lap.size, lap.tables[0], capturing=False)
     for _ in range(2):  # the first time, watching makes the host slower than the device

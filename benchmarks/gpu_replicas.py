@@ -31,11 +31,11 @@ def main() -> None:
         count=options.samples,
     )
     _, _, data = bench.random_data(workload.shape, workload.classes, workload.count)
-    contestants, trainers = {}, []
+    contestants, learners = {}, []
     for replicas in (1, options.replicas):
-        epoch, trainer = deepex_epochs(workload, data, replicas=replicas)
+        epoch, learner = deepex_epochs(workload, data, replicas=replicas)
         contestants[f"{replicas} replicas"] = timed(epoch)
-        trainers.append(trainer)
+        learners.append(learner)
     found = bench.in_turns(contestants, options.repeats, warm_ups=1)
     one, many = found.values()
     against = bench.ratio(many, one)

@@ -39,13 +39,13 @@ def several(epoch: Callable[[], None], times: int) -> Callable[[], float]:
 def measure(workload: Workload, interval: float, repeats: int) -> tuple[list[str], dict[str, object]]:
     """A row of the table, and what goes into the record."""
     *_, data = bench.random_data(workload.shape, workload.classes, workload.count)
-    epoch, trainer = deepex_epochs(workload, data)
+    epoch, learner = deepex_epochs(workload, data)
     plain = several(epoch, 1)
     plain()
     plain = several(epoch, max(1, round(TURN_SECONDS / plain())))
     costs: list[Cost] = []
     gpu = gpu_identifier(torch.device("cuda", torch.cuda.current_device()))
-    beside = sampled(plain, trainer.learner.clock, interval, costs, gpu)
+    beside = sampled(plain, learner.parts.clock, interval, costs, gpu)
     found = bench.in_turns({"sampled": beside, "not sampled": plain}, repeats)
     costs = costs[-repeats:]
     ratio = bench.ratio(found["sampled"], found["not sampled"])

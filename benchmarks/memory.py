@@ -39,11 +39,10 @@ from deepex.comm.mpi import MpiCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import abort_on_failure
 from deepex.recipes.network import build_network
-from deepex.record import RunDirectory
 from deepex.training import checkpoint as checkpoints
+from deepex.training.build import build
 from deepex.training.gather import make_job, try_order
-from deepex.training.trainer import Trainer, run_stretch
-from deepex.training.watch import Watcher
+from deepex.training.learner import Learner
 from one_rank import fused_sgd, small_data
 
 NETS = ("resnet18", "resnet50")
@@ -80,37 +79,25 @@ def make_config(case: dict[str, Any]) -> deepex.RunConfig:
     return deepex.recipe("fashion", {**changes, **{key: value for key, value in case.items() if key != "role"}})
 
 
-def make_trainer(case: dict[str, Any], comm: Communicator, folder: str) -> Trainer:
-    run = RunDirectory(Path(folder) / "run")
-    run.checkpoints.mkdir(parents=True, exist_ok=True)
-    job = try_order(make_job(make_config(case), comm, build_network), comm)
-    return Trainer(job, comm, run, Watcher())
-
-
-def train(trainer: Trainer) -> None:
-    """Three steps of every replica, and a sync."""
-    learner = trainer.learner
-    learner.begin_epoch(0, 0)
-    run_stretch(learner, 0, STEPS)
+def make_learner(case: dict[str, Any], comm: Communicator) -> Learner:
+    return Learner(build(try_order(make_job(make_config(case), comm, build_network), comm), comm))
 
 
 def deepex_case(case: dict[str, Any]) -> dict[str, int]:
     """What a lone rank takes for its replicas."""
     found = {"start": resident()}
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(case, SoloCommunicator(), folder)
-        trainer.begin(resumed=False)
-        learner, arena = trainer.learner, trainer.learner.arena
-        found |= {"built": resident(), "building": resident("VmHWM")}
-        train(trainer)
-        found |= {"trained": resident(), "peak": resident("VmHWM")}
+    learner = make_learner(case, SoloCommunicator())
+    parts, arena = learner.parts, learner.parts.arena
+    found |= {"built": resident(), "building": resident("VmHWM")}
+    bench.run_epoch(learner, 0)  # three steps of every replica, and a sync
+    found |= {"trained": resident(), "peak": resident("VmHWM")}
     return found | {
         "parameters": arena.num_parameters,
         "arena": arena.memory.nbytes,
-        "slice": learner.sync_bytes,
-        "agreement": held(learner.meeting.agreement, arena),
-        "momentum": held(learner.momentum, arena),
-        "samples": held(learner.feed, arena),
+        "slice": parts.meeting.agreement.nbytes,
+        "agreement": held(parts.meeting.agreement, arena),
+        "momentum": held(parts.momentum, arena),
+        "samples": held(parts.feed, arena),
     }
 
 
@@ -137,23 +124,24 @@ def events_case(case: dict[str, Any]) -> dict[str, int] | None:
     from mpi4py import MPI
 
     with abort_on_failure(comm, print, print), tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(case, comm, folder)
-        learner, arena = trainer.learner, trainer.learner.arena
+        learner = make_learner(case, comm)
+        parts, arena, agreement = learner.parts, learner.parts.arena, learner.parts.meeting.agreement
         arena.memory.mul_(1.0)
         comm.sum(torch.zeros(1 << 20))  # what MPI allocates once, for messages of any size
-        found = {"initial broadcast": growth(lambda: trainer.begin(resumed=False))}
-        train(trainer)
-        found["sync"] = growth(lambda: learner.meeting.agreement.reach(comm, request=0.0, rate=0.0))
-        plain = torch.ones(learner.sync_bytes // arena.memory.itemsize, dtype=arena.memory.dtype)
+        found = {"initial broadcast": growth(lambda: comm.broadcast(arena.state))}
+        bench.run_epoch(learner, 0)
+        found["sync"] = growth(lambda: agreement.reach(comm, request=0.0, rate=0.0))
+        plain = torch.ones(agreement.nbytes // arena.memory.itemsize, dtype=arena.memory.dtype)
         found["bare Allreduce of as much"] = growth(lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, plain.numpy()))
         position = checkpoints.Position(1)
         options = {"comm": comm, "replicas": 2, "kept": learner.kept(), "rule": {}, "keep": 2}
-        directory = trainer._run.checkpoints
-        found["checkpoint"] = growth(lambda: checkpoints.save(directory, position, arena, learner.network, **options))
+        directory = Path(folder) / "checkpoints"
+        directory.mkdir()
+        found["checkpoint"] = growth(lambda: checkpoints.save(directory, position, arena, parts.network, **options))
         weights = Path(folder) / "weights.safetensors"
-        found["final weights"] = growth(lambda: checkpoints.save_weights(weights, arena, learner.network))
+        found["final weights"] = growth(lambda: checkpoints.save_weights(weights, arena, parts.network))
         if comm.rank == 0:
-            found["resume"] = growth(lambda: trainer.restore(checkpoints.newest(directory)))
+            found["resume"] = growth(lambda: checkpoints.restore(checkpoints.newest(directory), arena, parts.network))
             found["layout trial"] = _trial_growth(case)
         found = {name: max(row.get(name, 0) for row in comm.gather(found)) for name in comm.gather(found)[0]}
     return {**found, "arena": arena.memory.nbytes} if comm.rank == 0 else None

@@ -25,13 +25,12 @@ import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.feeds.order import epoch_order
 from deepex.recipes.network import build_network
-from deepex.record import RunDirectory
 from deepex.record.clock import HostClock, NoClock, PhaseClock
+from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job, try_order
 from deepex.training.job import Job
-from deepex.training.trainer import Trainer
-from deepex.training.watch import Watcher
+from deepex.training.learner import Learner
 
 WORKLOADS = {"lenet": 960, "lenet-caffe": 960, "resnet18": 64}
 
@@ -91,10 +90,7 @@ def bare_steps(
 def deepex_epochs(config: RunConfig, clock: PhaseClock) -> tuple[Callable[[], float], nn.Module]:
     """The learner's epochs; a call gives the seconds of one, its sync and the reading of its sums included."""
     job = make_job(config, SoloCommunicator(), build_network)
-    run = RunDirectory.create(Path(tempfile.mkdtemp()) / "run", {}, [], {})
-    trainer = Trainer(job, SoloCommunicator(), run, Watcher(), clock=clock)
-    trainer.begin(resumed=False)
-    return bench.epochs(trainer.learner), job.network
+    return bench.epochs(Learner(build(job, SoloCommunicator(), clock=clock))), job.network
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ and gradients set to None or to zero. Batch per rank, samples and number of step
 """
 
 import dataclasses
+import itertools
 import shutil
 import statistics
 import tempfile
@@ -43,10 +44,10 @@ from deepex.comm.together import abort_on_failure
 from deepex.data.feeds.order import epoch_order
 from deepex.recipes.network import build_network
 from deepex.record.clock import HostClock
+from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job, try_order
 from deepex.training.learner import Learner
-from deepex.training.trainer import run_stretch
 from one_rank import fused_sgd, small_data, standardised
 
 WORKLOADS = {
@@ -66,18 +67,12 @@ _NO_BUFFERS = {
 
 def learner_epochs(config: RunConfig, comm: Communicator) -> tuple[Epoch, Learner]:
     """The learner's epochs on the ranks of `comm`, their syncs and the reading of their sums included."""
-    learner = Learner(make_job(config, comm, build_network), comm, HostClock())
-    comm.broadcast(learner.arena.state)
-    learner.meet()
-    learner.start()
-    state = {"epoch": 0}
+    learner = Learner(build(make_job(config, comm, build_network), comm, clock=HostClock()))
+    numbers = itertools.count()
 
     def epoch() -> None:
-        learner.begin_epoch(state["epoch"], 0)
-        for start, stop in learner.plan:
-            run_stretch(learner, start, stop)
-        state["epoch"] += 1
-        learner.runner.sums.tolist()
+        bench.run_epoch(learner, next(numbers))
+        learner.parts.runner.sums.tolist()
 
     return epoch, learner
 
@@ -165,7 +160,8 @@ def compare(net: str, samples: int, repeats: int, comm: MpiCommunicator, world: 
 
         def two_ranks() -> float:
             seconds = timed(two, world)
-            sync_seconds.append(min(world.allgather(learner.clock.seconds()["sync"])))  # the later rank's: none of it is waiting
+            phases = learner.parts.clock.seconds()
+            sync_seconds.append(min(world.allgather(phases["sync"])))  # the later rank's: none of it is waiting
             return seconds
 
         contestants = {

@@ -181,7 +181,7 @@ def test_imports_point_to_the_left() -> None:
         ("deepex.arena.arena", "from deepex.sync.synced_slice import SyncedSlice"),
         ("deepex.task.base", "from deepex.data.manifest import Manifest"),
         ("deepex.step.runner", "from deepex.training.config import RunConfig"),
-        ("deepex.comm.mpi", "from importlib import import_module\nimport_module('deepex.training.trainer')"),
+        ("deepex.comm.mpi", "from importlib import import_module\nimport_module('deepex.training.session')"),
         ("deepex.comm.mpi", "import importlib\nimportlib.import_module(f'deepex.cli.{verb}')"),
         ("deepex.errors", "from deepex.record import files"),
         ("deepex.step.eager", "from deepex import train"),

@@ -21,10 +21,11 @@ from deepex.record import PHASES
 from deepex.step.captured.runner import CapturedRunner
 from deepex.step.runner import EagerRunner
 from deepex.training import checkpoint as checkpoints
+from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
 from deepex.training.learner import Learner
-from deepex.training.trainer import run_stretch
+from deepex.training.session import run_stretch
 from tests.training.stops import stop_after_laps
 
 MakeData = Callable[[int], Path]
@@ -50,18 +51,14 @@ def _config(data: Path | str, **changes: Any) -> RunConfig:
 
 def _learner(config: RunConfig) -> Learner:
     comm = SoloCommunicator()
-    learner = Learner(make_job(config, comm, build_network), comm)
-    learner.meet()
-    learner.start()
-    return learner
+    return Learner(build(make_job(config, comm, build_network), comm))
 
 
 def _epoch(learner: Learner, number: int) -> list[float]:
     learner.begin_epoch(number, 0)
-    while learner.plan:
-        stop = run_stretch(learner, *learner.plan.popleft())
-        learner.look(stop)
-    return learner.runner.sums.tolist()
+    for stretch in learner.stretches():
+        learner.look(run_stretch(learner, stretch))
+    return learner.parts.runner.sums.tolist()
 
 
 def _exact_weights(config: RunConfig, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,8 +70,8 @@ def _exact_weights(config: RunConfig, steps: int) -> tuple[torch.Tensor, torch.T
     learner = _learner(_config(config.data, net=config.net, batch=config.batch, step="eager"))
     learner.begin_epoch(0, 0)
     for _ in range(steps):
-        raw, labels = learner.feed.next()
-        images = learner.step.prepare(raw).double()
+        raw, labels = learner.parts.feed.next()
+        images = learner.parts.step.prepare(raw).double()
         for parameter in network.parameters():
             parameter.grad = None
         nn.functional.cross_entropy(network(images), labels).backward()
@@ -82,7 +79,7 @@ def _exact_weights(config: RunConfig, steps: int) -> tuple[torch.Tensor, torch.T
             for parameter, momentum in zip(network.parameters(), momenta, strict=True):
                 momentum.mul_(config.optim.momentum).add_(parameter.grad)
                 parameter.sub_(config.optim.rate * momentum)
-    learner.feed.close()
+    learner.parts.close()
     return _flat(before), _flat(list(network.parameters()))
 
 
@@ -99,8 +96,8 @@ def test_each_precision_against_float64(net: str, precision: str, make_data: Mak
         config = _config(make_data(32), net=net, precision=precision, step=step, **{"optim.weight_decay": 0.0})
         learner = _learner(config)
         _epoch(learner, 0)
-        found = _flat(list(learner.network.parameters()))
-        learner.feed.close()
+        found = _flat(list(learner.parts.network.parameters()))
+        learner.parts.close()
         before, exact = _exact_weights(config, 1)
         off[step] = float((found - exact).norm() / (exact - before).norm())
     print(net, precision, off)
@@ -120,7 +117,7 @@ def test_bf16_captured_learns_as_fp32_eager_does() -> None:
         for seed in range(1, 9):
             learner = _learner(_config("sample:fashion", epochs=3, seed=seed, **changes))
             sums = [_epoch(learner, epoch) for epoch in range(3)]
-            learner.feed.close()
+            learner.parts.close()
             scores[name].append([total / samples for total in sums[-1]])
     print(scores)
     for exact, fast in zip(zip(*scores["exact"], strict=True), zip(*scores["fast"], strict=True), strict=True):  # loss, error
@@ -132,25 +129,26 @@ def test_replays_take_other_batches_and_other_crops(make_data: MakeData) -> None
     """The captured input kernel against the samples themselves."""
     config = _config(make_data(96), net="lenet", batch=16, **{"augment.pad": 3, "augment.flip": True, "fuse": False})
     learner = _learner(config)
-    source = learner.runner._source
+    source = learner.parts.runner._source
     learner.begin_epoch(0, 0)
     seen = []
     for row in range(6):
         source.cursor.fill_(row)
         source.bring(1)
         images, given = source.take(16)
-        order = learner.feed.order[16 * row : 16 * (row + 1)].cpu()
-        assert torch.equal(given.cpu(), learner.feed.labels.cpu()[order])
+        order = learner.parts.feed.order[16 * row : 16 * (row + 1)].cpu()
+        assert torch.equal(given.cpu(), learner.parts.feed.labels.cpu()[order])
         for image, number in zip(images.cpu(), order.tolist(), strict=True):
-            assert _is_crop(image[0], learner.step.prepare(learner.feed.images[number : number + 1])[0, 0].cpu(), learner, pad=3)
+            whole = learner.parts.step.prepare(learner.parts.feed.images[number : number + 1])[0, 0]
+            assert _is_crop(image[0], whole.cpu(), learner, pad=3)
         seen += order.tolist()
     assert sorted(seen) == list(range(96))
-    learner.feed.close()
+    learner.parts.close()
 
 
 def _is_crop(image: torch.Tensor, whole: torch.Tensor, learner: Learner, pad: int) -> bool:
     """Whether `image` is `whole`, shifted by up to `pad` over black, perhaps mirrored."""
-    black = float(learner.step.prepare(torch.zeros_like(learner.feed.images[:1]))[0, 0, 0, 0])
+    black = float(learner.parts.step.prepare(torch.zeros_like(learner.parts.feed.images[:1]))[0, 0, 0, 0])
     wide = nn.functional.pad(whole, (pad,) * 4, value=black)
     height, width = image.shape
     crops = [wide[y : y + height, x : x + width] for y in range(2 * pad + 1) for x in range(2 * pad + 1)]
@@ -174,9 +172,9 @@ def test_captured_and_eager_agree(changes: dict, placement: str, make_data: Make
     found = []
     for step in ("eager", "captured"):
         learner = _learner(_config(make_data(192), step=step, **settings))
-        assert isinstance(learner.runner, CapturedRunner if step == "captured" else EagerRunner)
+        assert isinstance(learner.parts.runner, CapturedRunner if step == "captured" else EagerRunner)
         found.append([_epoch(learner, epoch) for epoch in range(3)])
-        learner.feed.close()
+        learner.parts.close()
     assert found[1] == [pytest.approx(row, rel=2e-3) for row in found[0]]
 
 
@@ -189,7 +187,7 @@ def test_captured_and_eager_agree_between_outer_steps(make_data: MakeData) -> No
         sums = [_epoch(learner, epoch) for epoch in range(3)]
         losses.append([row[0] for row in sums])
         errors.append([row[1] for row in sums])
-        learner.feed.close()
+        learner.parts.close()
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)
     assert errors[1] == pytest.approx(errors[0], abs=2)
 
@@ -199,9 +197,9 @@ def test_dropout_draws_anew_in_each_step_and_the_same_in_each_run(make_data: Mak
     runs = []
     for _ in range(2):
         learner = _learner(config)
-        assert not learner.runner._random, "our own kernel draws by the step's key"
+        assert not learner.parts.runner._random, "our own kernel draws by the step's key"
         runs.append([_epoch(learner, epoch)[0] for epoch in range(2)])
-        learner.feed.close()
+        learner.parts.close()
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
 
@@ -217,11 +215,11 @@ def test_no_device_synchronisation_within_an_epoch(fuse: bool, make_data: MakeDa
         learner.begin_epoch(epoch, 0)
         torch.cuda.set_sync_debug_mode("error" if epoch else "default")
         try:
-            for start, stop in learner.plan:
-                run_stretch(learner, start, stop)
+            for stretch in learner.stretches():
+                run_stretch(learner, stretch)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    learner.feed.close()
+    learner.parts.close()
 
 
 def test_phases_inside_the_graph_account_for_the_epoch(make_data: MakeData) -> None:
@@ -230,12 +228,12 @@ def test_phases_inside_the_graph_account_for_the_epoch(make_data: MakeData) -> N
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     learner.begin_epoch(1, 0)
     start.record()
-    for first, stop in learner.plan:
-        run_stretch(learner, first, stop)
+    for stretch in learner.stretches():
+        run_stretch(learner, stretch)
     end.record()
-    phases = learner.clock.seconds()
+    phases = learner.parts.clock.seconds()
     seconds = start.elapsed_time(end) / 1000
-    learner.feed.close()
+    learner.parts.close()
     assert sum(phases.values()) == pytest.approx(seconds, rel=0.05)
     assert all(phases[name] > 0 for name in PHASES)
     slept = 60 * Sleep.CYCLES / 2.5e9  # at a higher rate than any GPU's; more if other processes have the GPU in between
@@ -306,8 +304,8 @@ def test_buffers_that_a_network_replaces_are_part_of_the_graph(make_data: MakeDa
     found = []
     for step in ("eager", "captured"):
         learner = _learner(_config(make_data(192), net="tests.gpu.test_captured_gpu:Replacing", batch=16, step=step))
-        found.append([*_epoch(learner, 0), float(learner.network.mean)])
-        learner.feed.close()
+        found.append([*_epoch(learner, 0), float(learner.parts.network.mean)])
+        learner.parts.close()
     assert found[1] == pytest.approx(found[0], rel=1e-3)
     assert found[1][-1] != 0.0
 
@@ -315,8 +313,8 @@ def test_buffers_that_a_network_replaces_are_part_of_the_graph(make_data: MakeDa
 @pytest.mark.parametrize(("period", "steps"), [(4, 4), ("epoch", 32)])
 def test_a_launch_has_many_short_steps_but_no_more_than_a_turn(period: int | str, steps: int, make_data: MakeData) -> None:
     learner = _learner(_config(make_data(1920), net="lenet", batch=16, precision="bf16", **{"sync.period": period}))
-    assert learner.runner.laps[0].steps == steps
-    learner.feed.close()
+    assert learner.parts.runner.laps[0].steps == steps
+    learner.parts.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*etermin")  # on a GPU, torch warns of what it cannot promise
@@ -373,8 +371,8 @@ def test_gradients_beside_and_in_turn_are_the_same_bits(net: str, make_data: Mak
         learner = _learner(_config(make_data(192), net=net, precision="bf16"))
         for epoch in range(3):
             _epoch(learner, epoch)
-        states.append(learner.arena.state.cpu())
-        learner.feed.close()
+        states.append(learner.parts.arena.state.cpu())
+        learner.parts.close()
     assert torch.equal(states[0], states[1])
     assert torch.equal(states[0], states[2])
 
@@ -389,7 +387,7 @@ def test_graphs_use_no_more_memory_than_steps_do(make_data: MakeData) -> None:
         _epoch(learner, 0)
         torch.cuda.synchronize()
         peaks[step] = torch.cuda.max_memory_allocated() - before
-        learner.feed.close()
+        learner.parts.close()
         del learner
     print(peaks)
     assert peaks["captured"] < 1.25 * peaks["eager"]

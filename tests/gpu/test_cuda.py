@@ -14,9 +14,10 @@ from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.feeds.shard import Shards
 from deepex.recipes.network import build_network
 from deepex.record import PHASES, RunDirectory
+from deepex.training.build import build
 from deepex.training.gather import make_job
-from deepex.training.trainer import Trainer, run_stretch
-from deepex.training.watch import Watcher
+from deepex.training.learner import Learner
+from deepex.training.session import run_stretch
 from tests.mpi import run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
@@ -78,20 +79,17 @@ def _batches(kind: str, part: object, device: torch.device) -> list[tuple[torch.
 def test_no_device_synchronisation_within_an_epoch(changes: dict, placement: str, make_data: MakeData, tmp_path: Path) -> None:
     config = deepex.recipe("fashion", {"data": str(make_data(192)), "batch": 8, "placement": placement, **changes})
     comm = SoloCommunicator()
-    run = RunDirectory.create(tmp_path / "run", {}, [], {})
-    trainer = Trainer(make_job(config, comm, build_network), comm, run, Watcher())
-    trainer.begin(resumed=False)
-    learner = trainer.learner
+    learner = Learner(build(make_job(config, comm, build_network), comm))
     for epoch in range(2):  # the first warms up: cuDNN plans and events are made
         learner.begin_epoch(epoch, 0)
         torch.cuda.set_sync_debug_mode("error" if epoch else "default")
         try:
-            for start, stop in learner.plan:
-                run_stretch(learner, start, stop)
+            for stretch in learner.stretches():
+                run_stretch(learner, stretch)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    learner.feed.close()
-    assert all(seconds >= 0 for seconds in learner.clock.seconds().values())
+    learner.parts.close()
+    assert all(seconds >= 0 for seconds in learner.parts.clock.seconds().values())
 
 
 def test_memory_of_a_rank(make_data: MakeData, tmp_path: Path) -> None:
@@ -100,9 +98,8 @@ def test_memory_of_a_rank(make_data: MakeData, tmp_path: Path) -> None:
     before = torch.cuda.memory_allocated()
     config = deepex.recipe("fashion-resnet", {"data": str(make_data(192)), "batch": 8})
     comm = SoloCommunicator()
-    trainer = Trainer(make_job(config, comm, build_network), comm, RunDirectory.create(tmp_path / "run", {}, [], {}), Watcher())
-    trainer.begin(resumed=False)
-    arena, shard = trainer.learner.arena, 192 * (28 * 28 + 8)
+    parts = build(make_job(config, comm, build_network), comm)
+    arena, shard = parts.arena, 192 * (28 * 28 + 8)
     assert arena.memory.nbytes < 1.02 * 3 * 4 * arena.num_parameters
     assert torch.cuda.memory_allocated() - before < arena.memory.nbytes + 2 * shard + (2 << 20)
 

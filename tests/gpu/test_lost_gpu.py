@@ -9,9 +9,10 @@ import torch
 import deepex
 from deepex.comm.solo import SoloCommunicator
 from deepex.recipes.network import build_network
+from deepex.training.build import build
 from deepex.training.gather import make_job
 from deepex.training.learner import Learner
-from deepex.training.trainer import run_stretch
+from deepex.training.session import run_stretch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
 STEPS = 64
@@ -20,17 +21,14 @@ STEPS = 64
 def _learner(data: Path, steps: int, **changes: object) -> Learner:
     keys = {"net": "lenet", "data": str(data), "batch": 1, "replicas": 3, "validate": "none", "sync.period": steps}
     comm = SoloCommunicator()
-    learner = Learner(make_job(deepex.recipe("fashion", {**keys, **changes}), comm, build_network), comm)
-    learner.meet()
-    learner.start()
-    return learner
+    return Learner(build(make_job(deepex.recipe("fashion", {**keys, **changes}), comm, build_network), comm))
 
 
 def _epoch(learner: Learner, number: int, debug: str = "default") -> None:
     learner.begin_epoch(number, 0)
     torch.cuda.set_sync_debug_mode(debug)
-    while learner.plan:
-        run_stretch(learner, *learner.plan.popleft())
+    for stretch in learner.stretches():
+        run_stretch(learner, stretch)
     torch.cuda.set_sync_debug_mode("default")
 
 
@@ -41,7 +39,7 @@ def test_left_out_of_a_long_turn(
 ) -> None:
     """The second of three replicas starts from something that is no number: the mean is that of the other two."""
     learner = _learner(make_data(3 * STEPS), STEPS, step=step, deterministic=deterministic)
-    weights, found, begin, end = learner.arena.weights, [], learner.momentum.begin, learner.momentum.end
+    weights, found, begin, end = learner.parts.arena.weights, [], learner.parts.momentum.begin, learner.parts.momentum.end
     _epoch(learner, 0)
 
     def begins(index: int) -> None:
@@ -54,18 +52,18 @@ def test_left_out_of_a_long_turn(
         found.append(weights.clone())
 
     with monkeypatch.context() as patched:
-        patched.setattr(learner.momentum, "begin", begins)
-        patched.setattr(learner.momentum, "end", ends)
+        patched.setattr(learner.parts.momentum, "begin", begins)
+        patched.setattr(learner.parts.momentum, "end", ends)
         _epoch(learner, 1)
     assert (learner.lost, learner.lost_samples) == (1, STEPS)
     assert not found[1].any()
     torch.testing.assert_close(weights, (found[0] + found[2]) / 2)
-    assert learner.runner.sums.isfinite().all()
+    assert learner.parts.runner.sums.isfinite().all()
     _epoch(learner, 2)
     assert learner.lost == 0
     assert weights.isfinite().all()
-    assert learner.runner.sums.isfinite().all()
-    learner.close()
+    assert learner.parts.runner.sums.isfinite().all()
+    learner.parts.close()
 
 
 def test_short_turns_are_not_waited_for(make_data: Callable[[int], Path]) -> None:
@@ -75,4 +73,4 @@ def test_short_turns_are_not_waited_for(make_data: Callable[[int], Path]) -> Non
         _epoch(learner, 1, "error")
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    learner.close()
+    learner.parts.close()

@@ -20,6 +20,7 @@ from deepex.recipes.network import build_network
 from deepex.record.clock import NoClock
 from deepex.record.table import dump_toml, from_table, to_table
 from deepex.sync.mean import SharedArenaMean
+from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
 from deepex.training.learner import Learner
@@ -120,14 +121,13 @@ def test_the_estimate_has_what_the_arena_and_the_agreement_take(
     sync = {"sync.momentum": momentum, "sync.period": 2, "deterministic": deterministic, "layout": "contiguous"}
     config = recipe("fashion", {"data": str(make_data(192)), "net": "lenet-caffe", "batch": 8, "replicas": replicas, **sync})
     job = make_job(config, SoloCommunicator(), build_network)
-    learner = Learner(job, SoloCommunicator(), NoClock())
-    learner.meet()
+    parts = build(job, SoloCommunicator(), clock=NoClock())
     weights = sum(parameter.nbytes for parameter in job.network.parameters())
-    agreement = learner.meeting.agreement
+    agreement = parts.meeting.agreement
     sums = [agreement._last, agreement._total.buffer] if isinstance(agreement, SharedArenaMean) else []
-    taken = [learner.arena.memory, *sums, *learner.momentum.stored()]
+    taken = [parts.arena.memory, *sums, *parts.momentum.stored()]
     assert job.placement.estimate["arena_bytes"] == pytest.approx(weights + sum(t.nbytes for t in taken), rel=0.01)
-    learner.feed.close()
+    parts.close()
 
 
 def test_groups_that_do_not_fit_are_refused_before_anything_is_made() -> None:
@@ -152,12 +152,10 @@ def test_the_first_samples_alone_are_trained_on(placement: str, make_data: MakeD
     """Labels of the samples that the feed hands out, over an epoch, against those in the files."""
     data = make_data(128)
     config = recipe("fashion", {"data": str(data), "samples": 56, "batch": 8, "placement": placement, "replicas": 2, "threads": 1})
-    learner = Learner(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), NoClock())
-    learner.meet()
-    learner.start()
-    learner.begin_epoch(0, 0)
-    seen = [int(label) for _ in range(8) for label in learner.feed.next()[1]]
-    learner.feed.close()
+    parts = build(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), clock=NoClock())
+    Learner(parts).begin_epoch(0, 0)
+    seen = [int(label) for _ in range(8) for label in parts.feed.next()[1]]
+    parts.close()
     assert sorted(seen) == sorted(PackedDataset.open(data).part("train").read(0, 56)[1].tolist())
     run = deepex.train(dataclasses.replace(config, epochs=1), SoloCommunicator(), out=tmp_path / "run")
     assert run.epochs()[0].samples == run.state["samples"]["train"] == 56

@@ -29,12 +29,13 @@ from deepex.step.captured.batch_table import BatchTable
 from deepex.step.captured.bf16_weights import Bf16Weights
 from deepex.step.captured.fusion import parts
 from deepex.step.captured.runner import CapturedRunner
+from deepex.training import build as build_module
 from deepex.training import checkpoint as checkpoints
-from deepex.training import learner as learner_module
+from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
 from deepex.training.learner import Learner
-from deepex.training.trainer import run_stretch
+from deepex.training.session import run_stretch
 from tests.training.stops import stop_after_laps
 
 MakeData = Callable[[int], Path]
@@ -47,28 +48,26 @@ def _arena_of_a_gpu(*arguments: Any, **options: Any) -> Arena:
 
 def _capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the captured runner what a CPU takes."""
-    monkeypatch.setattr(learner_module, "Arena", _arena_of_a_gpu)
+    monkeypatch.setattr(build_module, "Arena", _arena_of_a_gpu)
     monkeypatch.setattr(choose, "make_eager", lambda parts, _step, _clock, _reason: (CapturedRunner(parts, NoClock()), NoClock()))
 
 
 def _learner(monkeypatch: pytest.MonkeyPatch, config: RunConfig, *, captured: bool) -> Learner:
     if captured:
         _capture(monkeypatch)
-    learner = Learner(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), NoClock())
+    parts = build(make_job(config, SoloCommunicator(), build_network), SoloCommunicator(), clock=NoClock())
     monkeypatch.undo()
-    learner.meet()
-    learner.start()
-    return learner
+    return Learner(parts)
 
 
 def _train(learner: Learner, epochs: int = 1) -> list[list[float]]:
     sums = []
     for epoch in range(epochs):
         learner.begin_epoch(epoch, 0)
-        for start, stop in learner.plan:
-            run_stretch(learner, start, stop)
-        sums.append(learner.runner.sums.tolist())
-    learner.feed.close()
+        for stretch in learner.stretches():
+            run_stretch(learner, stretch)
+        sums.append(learner.parts.runner.sums.tolist())
+    learner.parts.close()
     return sums
 
 
@@ -117,16 +116,16 @@ def turning() -> nn.Module:
 def test_the_same_arithmetic_as_eager(changes: dict, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = _config(small, **changes)
     eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
-    assert isinstance(captured.runner, CapturedRunner)
-    assert bool(captured.runner.choice.fusions) == (changes.keys() & {"layout", "fuse"} == set())
-    assert torch.equal(captured.arena.state, eager.arena.state), "building it leaves the arena as it was"
+    assert isinstance(captured.parts.runner, CapturedRunner)
+    assert bool(captured.parts.runner.choice.fusions) == (changes.keys() & {"layout", "fuse"} == set())
+    assert torch.equal(captured.parts.arena.state, eager.parts.arena.state), "building it leaves the arena as it was"
     epochs = 1 if changes else 2
     expected, found = _train(eager, epochs), _train(captured, epochs)
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
-    weights, reference = captured.arena.state, eager.arena.state
+    weights, reference = captured.parts.arena.state, eager.parts.arena.state
     assert float((weights - reference).norm() / reference.norm()) < 1e-5
-    for one, other in zip(captured.network.buffers(), eager.network.buffers(), strict=True):
+    for one, other in zip(captured.parts.network.buffers(), eager.parts.network.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -140,11 +139,11 @@ def test_an_autoencoder_learns_alike(draws: str, small: str, monkeypatch: pytest
         if draws == "torch":
             patch.setattr(parts, "noise_like", lambda x, _key, _salt: torch.randn_like(x))
         eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
-        before = eager.arena.weights.clone()
+        before = eager.parts.arena.weights.clone()
         found, expected = _train(captured)[-1], _train(eager)[-1]
     assert found == pytest.approx(expected, rel=1e-4 if draws == "torch" else 0.02)
     assert draws == "torch" or found != pytest.approx(expected, rel=1e-7)
-    moved, reference = captured.arena.weights - before, eager.arena.weights - before
+    moved, reference = captured.parts.arena.weights - before, eager.parts.arena.weights - before
     assert float((moved - reference).norm() / reference.norm()) < (1e-4 if draws == "torch" else 0.5)
 
 
@@ -162,9 +161,9 @@ def test_weights_in_another_order_lie_where_nothing_else_does(small: str, monkey
             patch.setattr(Bf16Weights, "room", stand_in)
             learner = _learner(monkeypatch, config, captured=True)
         _train(learner)
-        states.append(learner.arena.state)
+        states.append(learner.parts.arena.state)
         if stand_in is given:
-            gradients = learner.arena.gradients
+            gradients = learner.parts.arena.gradients
             first, half = gradients.data_ptr() + gradients.nbytes // 2, gradients.nbytes // 2
             assert len(rooms) == 3, "three layers beside maps"
             assert all(first <= one.data_ptr() < first + half and bool(one.any()) for one in rooms)
@@ -192,7 +191,7 @@ def test_bf16_computes_with_a_twin_and_keeps_float32(method: str, small: str, mo
 def test_the_twin_follows_whoever_changes_the_weights(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sync, another replica's turn, a checkpoint: with weights of zero, every class is as likely as the others."""
     learner = _learner(monkeypatch, _config(small, precision="bf16", **{"optim.rate": 1e-12}), captured=True)
-    learner.arena.weights.zero_()
+    learner.parts.arena.weights.zero_()
     assert _train(learner)[0][0] / 14 == pytest.approx(math.log(3), rel=1e-4)
 
 
@@ -200,7 +199,7 @@ def test_buffers_that_a_network_replaces(small: str, monkeypatch: pytest.MonkeyP
     config = _config(small, net=f"{__name__}:Replacing")
     eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
     assert _train(captured)[-1] == pytest.approx(_train(eager)[-1], rel=1e-4)
-    assert float(captured.network.mean) == pytest.approx(float(eager.network.mean), rel=1e-4) != 0.0
+    assert float(captured.parts.network.mean) == pytest.approx(float(eager.parts.network.mean), rel=1e-4) != 0.0
 
 
 @pytest.mark.slow
@@ -260,7 +259,7 @@ def test_the_sizes_of_a_turns_batches(count: int, replicas: int, batch: int, ste
     samples = object.__new__(Samples)
     samples.shards, samples.start = Shards(count, replicas, batch), 0
     source = object.__new__(BatchTable)
-    source._parts = SimpleNamespace(samples=samples)
+    source._inputs = SimpleNamespace(samples=samples)
     turn = Turn(data.draw(st.integers(0, replicas - 1), label="replica"), steps[0], sum(steps))
     assert source.batches(turn) == [end - begin for begin, end in samples.batches([turn])]
 

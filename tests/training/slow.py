@@ -12,7 +12,7 @@ import deepex
 from deepex.comm import Call, WrappedCommunicator, as_communicator
 from deepex.comm.base import own_zeros
 from deepex.comm.mpi import MpiCommunicator
-from deepex.training.learner import Learner
+from deepex.step.eager import EagerStep
 
 SECONDS_PER_NUMBER = 30e-6
 SECONDS_PER_STEP = 2e-3  # as told: what else the machine does must not make steps as long as sums
@@ -49,7 +49,7 @@ def train_slowly(comm: Any, data: str, out: str, overlaps: bool) -> dict[str, An
     apart = patch.object(
         MpiCommunicator, "zeros", lambda _comm, *what: own_zeros(*what)
     )  # memory that is not shared, as on two nodes
-    with told, apart, patch.object(Learner, "_step_seconds", return_value=SECONDS_PER_STEP):
+    with told, apart, patch.object(EagerStep, "trial_seconds", return_value=SECONDS_PER_STEP):
         run = deepex.train(deepex.recipe("fashion", changes), WrappedCommunicator(ours, hook), out=Path(out))
     ours.close()
     state, period = run.state["sync"], run.epochs()[0].period

@@ -31,10 +31,11 @@ from deepex.record.run import hold
 from deepex.step.image_order import ImageOrder
 from deepex.sync.config import SyncConfig
 from deepex.training import checkpoint as checkpoints
-from deepex.training import tensors, trainer
+from deepex.training import tensors
 from deepex.training.config import CheckpointConfig, RunConfig
+from deepex.training.learner import Learner
+from deepex.training.parts import Parts
 from deepex.training.stop import StopPoll
-from deepex.training.trainer import Trainer
 from tests import networks
 from tests.mpi import HANGS, ROOT, rank_environ, run_deepex
 from tests.pool import RankPool
@@ -174,15 +175,15 @@ def _stop_after_syncs(monkeypatch: pytest.MonkeyPatch, syncs: int) -> None:
         calls.append(1)
         original(self, tensor, weight)
 
-    run_stretch = trainer.run_stretch
+    begin = Learner.open
 
-    def watched(*where: object, **keys: object) -> int:
+    def watched(self: Learner, *stretch: object) -> None:
         if len(calls) + 1 == syncs:
             os.kill(os.getpid(), signal.SIGTERM)
-        return run_stretch(*where, **keys)
+        begin(self, *stretch)
 
     monkeypatch.setattr(SoloCommunicator, "sum", counted)
-    monkeypatch.setattr(trainer, "run_stretch", watched)
+    monkeypatch.setattr(Learner, "open", watched)
 
 
 class LatePoll:
@@ -220,7 +221,7 @@ def test_a_lone_replica_stops_between_two_steps(
     )
     deepex.train(config, SoloCommunicator(), out=tmp_path / "whole")
     monkeypatch.setattr(EagerStep, "backward", counted)
-    monkeypatch.setattr("deepex.training.trainer.StopPoll", poll)
+    monkeypatch.setattr("deepex.training.session.StopPoll", poll)
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "cut")
     monkeypatch.undo()
     position = checkpoints.newest(run.checkpoints).position
@@ -234,7 +235,7 @@ def test_what_was_asked_in_an_epoch_is_known_at_its_end(
 ) -> None:
     """With a sync per epoch, an answer that comes one sync later would cost a whole epoch more."""
     config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=4, replicas=2, validate="none")
-    monkeypatch.setattr("deepex.training.trainer.StopPoll", LatePoll)
+    monkeypatch.setattr("deepex.training.session.StopPoll", LatePoll)
     _stop_after_syncs(monkeypatch, 2)
     run = deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     assert run.state["status"] == "stopped"
@@ -297,7 +298,7 @@ def test_handlers_are_put_back_after_a_signal_of_our_own(
 def _train_apart(config: RunConfig, out: Path) -> multiprocessing.process.BaseProcess:
     """Begin a run in a process that can be killed: forked from one that has loaded torch, which takes most of the time."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._inductor.config", "deepex.recipes", "deepex.training.trainer"])
+    context.set_forkserver_preload(["torch._inductor.config", "deepex.recipes", "deepex.training.session"])
     process = context.Process(target=deepex.train, args=(config, SoloCommunicator()), kwargs={"out": out})
     process.start()
     return process
@@ -328,7 +329,7 @@ def test_a_run_that_was_killed_at_its_target_does_not_go_beyond(
     config = RunConfig(
         net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=3, validate="none", target="error <= 1"
     )
-    monkeypatch.setattr("deepex.training.run._finish", killed)
+    monkeypatch.setattr("deepex.training.run._deliver", killed)
     with pytest.raises(KeyboardInterrupt):
         deepex.train(config, SoloCommunicator(), out=tmp_path / "run")
     monkeypatch.undo()
@@ -913,17 +914,17 @@ def test_weights_load_strictly_into_a_network_with_buffers_of_the_moment(make_da
 def test_feeds_are_closed_if_the_start_fails(make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunConfig(net="tests.networks:normed", data=str(make_data(64)), batch=8, epochs=1, validate="none", placement="stream")
 
-    def fails(_trainer: Trainer, *, resumed: bool) -> None:
+    def fails(*_: object) -> None:
         raise RunError("made up")
 
-    closes, closed = Trainer.close, list[Trainer]()
+    closes, closed = Parts.close, list[Parts]()
 
-    def watched(trainer: Trainer) -> None:
-        closed.append(trainer)
-        closes(trainer)
+    def watched(parts: Parts) -> None:
+        closed.append(parts)
+        closes(parts)
 
-    monkeypatch.setattr(Trainer, "begin", fails)
-    monkeypatch.setattr(Trainer, "close", watched)
+    monkeypatch.setattr("deepex.training.run.load", fails)
+    monkeypatch.setattr(Parts, "close", watched)
     before = threading.active_count()
     with pytest.raises(RunError, match="made up"):
         deepex.train(config, SoloCommunicator(), out=tmp_path / "run")

@@ -19,12 +19,13 @@ from deepex.recipes.network import build_network
 from deepex.record import RunDirectory
 from deepex.record.clock import SYNC, HostClock
 from deepex.sync.config import SyncConfig
+from deepex.training import build as build_module
 from deepex.training import checkpoint as checkpoints
-from deepex.training import learner
+from deepex.training.build import build
 from deepex.training.checkpoint import Checkpoint, CheckpointConfig, Position
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
-from deepex.training.trainer import Trainer
+from deepex.training.session import Session
 from deepex.training.watch import Watcher
 from tests import networks
 from tests.mpi import run_deepex
@@ -34,7 +35,7 @@ from tests.training.on_ranks import train_on
 MakeData = Callable[[int], Path]
 
 
-def make_trainer(tmp_path: Path, data: Path, log: list[Any], **keys: Any) -> Trainer:
+def make_session(tmp_path: Path, data: Path, log: list[Any], **keys: Any) -> Session:
     keys = {"net": "tests.networks:batch_normed", "batch": 8, "epochs": 2, "validate": "none", **keys}
     config = RunConfig(data=str(data), **keys)
 
@@ -44,7 +45,7 @@ def make_trainer(tmp_path: Path, data: Path, log: list[Any], **keys: Any) -> Tra
 
     comm = WrappedCommunicator(SoloCommunicator(), note)
     run = RunDirectory.create(tmp_path / "run", {}, [], {})
-    return Trainer(make_job(config, comm, build_network), comm, run, Watcher(), clock=LoggingClock(log))
+    return Session(build(make_job(config, comm, build_network), comm, clock=LoggingClock(log)), run, Watcher())
 
 
 class LoggingClock(HostClock):
@@ -72,16 +73,13 @@ def test_one_collective_per_sync_on_the_arena_itself(
     sync: SyncConfig, replicas: int, region: str | None, make_data: MakeData, tmp_path: Path
 ) -> None:
     log: list[tuple[str, int, int]] = []
-    trainer = make_trainer(tmp_path, make_data(64), log, sync=sync, replicas=replicas)
-    assert {name for name, *_ in log} == {"zeros", "gather_rows"}, "ranks make the arena, and agree on the kind of step"
+    session = make_session(tmp_path, make_data(64), log, sync=sync, replicas=replicas)
+    arena = session.parts.arena
+    made = [entry for entry in log if entry[0] not in ("zeros", "gather_rows")]
+    assert made == [("broadcast", arena.state.data_ptr(), arena.state.numel())], "the start is one broadcast of the state"
+    assert {name for name, *_ in log} >= {"zeros", "gather_rows"}, "ranks make the arena, and agree on the kind of step"
     log.clear()
-    trainer.begin(resumed=False)
-    position = Position()
-    arena = trainer.learner.arena
-    begun = [entry for entry in log if entry[0] != "zeros"]  # replicas that take turns need memory for their sum
-    assert begun == [("broadcast", arena.state.data_ptr(), arena.state.numel())], "the start is one broadcast of the state"
-    log.clear()
-    trainer.run(position)
+    session.train(Position())
     calls = [entry for entry in log if entry[0] != "mark"]
     syncs = sum(epoch.syncs for epoch in RunDirectory(tmp_path / "run").epochs())
     sums = [entry for entry in calls if entry[0] == "sum"]
@@ -95,9 +93,8 @@ def test_one_collective_per_sync_on_the_arena_itself(
 def test_compute_phases_contain_no_collective(make_data: MakeData, tmp_path: Path) -> None:
     """The mark that follows a collective is the sync phase's; so its time is in no other phase."""
     log: list[tuple[str, int, int]] = []
-    trainer = make_trainer(tmp_path, make_data(64), log, sync=SyncConfig(period=3), replicas=2)
-    trainer.begin(resumed=False)
-    trainer.run(Position())
+    session = make_session(tmp_path, make_data(64), log, sync=SyncConfig(period=3), replicas=2)
+    session.train(Position())
     sums = [index for index, entry in enumerate(log) if entry[0] == "sum"]
     assert sums
     for index in sums:
@@ -119,10 +116,9 @@ def test_the_host_reads_the_device_once_per_epoch(
             return _original(self)
 
         monkeypatch.setattr(torch.Tensor, name, counted)
-    trainer = make_trainer(tmp_path, make_data(samples), [], epochs=1)
+    session = make_session(tmp_path, make_data(samples), [], epochs=1)
     reads.clear()
-    trainer.begin(resumed=False)
-    trainer.run(Position())
+    session.train(Position())
     assert sum(reads.values()) <= 8, reads
 
 
@@ -142,11 +138,10 @@ def test_a_checkpoint_within_an_epoch_is_in_no_phase(make_data: MakeData, tmp_pa
     """The clock starts anew after it: a slow file system does not show as time in sync."""
     log: list[Any] = []
     keys = {"sync": SyncConfig(period=2), "checkpoint": CheckpointConfig(syncs=1), "epochs": 1}
-    trainer = make_trainer(tmp_path, make_data(64), log, **keys)
+    session = make_session(tmp_path, make_data(64), log, **keys)
     monkeypatch.setattr(checkpoints, "save", lambda *_, **__: log.append("save"))
-    monkeypatch.setattr(trainer.learner.clock, "start", lambda: log.append("start"))
-    trainer.begin(resumed=False)
-    trainer.run(Position())
+    monkeypatch.setattr(session.parts.clock, "start", lambda: log.append("start"))
+    session.train(Position())
     after = [log[index + 1 : index + 2] for index, entry in enumerate(log) if entry == "save"]
     assert after == [["start"]] * 3 + [[]], "at three syncs within the epoch, and at its end"
 
@@ -251,7 +246,7 @@ def test_a_checkpoint_knows_the_worst_loss_by_which_replicas_are_judged(make_dat
 
 def train_as_if_rank_0_could_capture(comm: Any, data: str, out: str) -> Any:
     """What the record says of the step."""
-    make = learner.make_runner
+    make = build_module.make_runner
 
     def make_runner(parts: Any, step: Any, **options: Any) -> Any:
         runner, clock = make(parts, step, **options)
@@ -260,7 +255,7 @@ def train_as_if_rank_0_could_capture(comm: Any, data: str, out: str) -> Any:
         return runner, clock
 
     keys = {"data": data, "net": "tests.networks:plain", "batch": 8, "epochs": 1}
-    with mock.patch.object(learner, "make_runner", make_runner):
+    with mock.patch.object(build_module, "make_runner", make_runner):
         return deepex.train(deepex.recipe("fashion", keys), comm, out=Path(out)).state["step"]
 
 

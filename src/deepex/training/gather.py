@@ -9,7 +9,6 @@ Everything that a mistake in the configuration could spoil is opened, built and 
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -162,47 +161,3 @@ def pick_device(asked: str, local_rank: int) -> torch.device:
     if asked == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
-def choices(job: Job, comm: Communicator, *, comm_reason: str, threads: int) -> dict[str, Any]:
-    """What was chosen for a run, and why: the facts of run.json that the configuration does not hold."""
-    parameters = sum(parameter.numel() for parameter in job.network.parameters())
-    manifest = job.dataset.manifest
-    return {
-        "ranks": comm.size,
-        "nodes": comm.place.num_nodes,
-        "replicas": job.replicas,
-        "comm": {"kind": comm.kind, "reason": comm_reason},
-        "device": str(job.device.type),
-        "threads": threads,
-        "placement": dataclasses.asdict(job.placement),
-        "layout": {"kind": job.config.layout, "reason": job.plan.reasons["layout"]},
-        "sync": how_synced(job),
-        "network": {"name": job.config.net, "parameters": parameters},
-        "dataset": {"name": manifest.name, "digest": manifest.digest},
-        "measures": [dataclasses.asdict(measure) for measure in task_kind(job.config.task).measures],
-        "samples": {name: part.count for name, part in manifest.parts.items()} | {"train": job.shards.count},
-        "data": _what_the_network_saw(job),
-    }
-
-
-def _what_the_network_saw(job: Job) -> dict[str, Any]:
-    """What a trained network needs of its dataset: how raw values became its input, and what its outputs stand for.
-
-    A pixel is scaled from `scale` to 0…1. If it is `standardised`, `mean` is then subtracted, and the rest divided by `deviation`.
-    """
-    manifest = job.dataset.manifest
-    return {
-        "shape": list(job.input_shape),
-        "classes": list(manifest.classes),
-        "scale": list(manifest.scale),
-        "mean": list(manifest.mean),
-        "deviation": list(manifest.deviation),
-        "standardised": make_task(job.config.task).standardise,
-        **(manifest.source if manifest.order == "dealt" else {}),  # a packed dataset keeps its own manifest
-    }
-
-
-def how_synced(job: Job) -> dict[str, str]:
-    """How replicas agree, and why."""
-    return {"strategy": job.config.sync.strategy, "outer": job.config.sync.outer, "reason": job.plan.reasons["sync"]}

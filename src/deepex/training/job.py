@@ -1,6 +1,7 @@
 """What is trained on this rank: the plan, and what its names stand for here."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -63,3 +64,9 @@ class Job:
         """What the network sees of a sample: (channels, height, width), after a crop."""
         channels, height, width = self.dataset.manifest.shape
         return (channels, *self.config.augment.size(height, width))
+
+    @property
+    def data_path(self) -> str:
+        """Where the dataset is, wherever the run goes on."""
+        data = self.config.data
+        return data if data.startswith("sample:") else str(Path(data).resolve())

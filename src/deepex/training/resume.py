@@ -1,11 +1,12 @@
 """How a run goes on: the checkpoint that it takes, and what must be as it was.
 
 found = find_checkpoints(path, config, comm, resume=True)      # the newest first; damaged ones are left out
-position = load(trainer, found, path, job, comm, resume=True)  # the newest that is whole to its last number
+position = load(session, found, path)                          # the newest that is whole to its last number
 """
 
 import dataclasses
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from deepex.record.table import from_table
 from deepex.training import checkpoint as checkpoints
 from deepex.training.config import RunConfig
 from deepex.training.job import Job
-from deepex.training.trainer import Trainer
+from deepex.training.parts import Parts
+from deepex.training.session import Session
 
 
 def find_checkpoints(path: Path, config: RunConfig, comm: Communicator, *, resume: bool) -> list[checkpoints.Checkpoint]:
@@ -71,7 +73,8 @@ def _check_position(path: Path, config: RunConfig, checkpoint: checkpoints.Check
             )
 
 
-def _check_going_on(path: Path, job: Job, checkpoint: checkpoints.Checkpoint | None) -> None:
+def check_going_on(path: Path, job: Job, checkpoint: checkpoints.Checkpoint | None) -> None:
+    """Refuse what does not go on where the checkpoint is, on what the run began with."""
     _check_position(path, job.config, checkpoint)
     _check_dataset(path, job, checkpoint)
 
@@ -124,22 +127,20 @@ def _check_dataset(path: Path, job: Job, checkpoint: checkpoints.Checkpoint | No
             f"{path} stopped in the middle of an epoch on another dataset than is in {job.config.data}; resume it on that one, to "
             "the end of the epoch at least, or begin a new run"
         )
-    if run.config["data"] == absolute(job.config.data):
+    if run.config["data"] == job.data_path:
         raise RunError(
             f"{path} was trained on another dataset than is in {job.config.data} now, so that its parts may be mixed; restore the "
             "dataset, begin a new run, or say with --set data=DIR that it shall go on with another one"
         )
 
 
-def load(
-    trainer: Trainer, found: list[checkpoints.Checkpoint], path: Path, job: Job, comm: Communicator, *, resume: bool
-) -> checkpoints.Position:
+def load(session: Session, found: list[checkpoints.Checkpoint], path: Path) -> checkpoints.Position:
     """Take over the newest checkpoint that is whole, or the initial weights; every rank takes the same. Collective."""
-    trainer.prepare(resuming=bool(found))
+    parts, comm = session.parts, session.parts.comm
     for index, checkpoint in enumerate(found):
-        together(comm, lambda at=checkpoint: _check_going_on(path, job, at))  # type: ignore[misc] # bound now
+        together(comm, partial(check_going_on, path, parts.job, checkpoint))
         try:
-            position = together(comm, lambda at=checkpoint: trainer.restore(at))  # type: ignore[misc] # as above
+            position, kept = together(comm, partial(_restore, checkpoint, parts))
         except AgreedError as refused:
             if not isinstance(refused.error, DamagedError) or index + 1 == len(found):
                 raise
@@ -148,25 +149,28 @@ def load(
             continue
         if comm.rank == 0:
             checkpoints.set_aside(path / "checkpoints", checkpoint)
-        trainer.begin(resumed=True)
+        session.resume(kept=kept)
         return position
-    if resume:
-        together(comm, lambda: _check_going_on(path, job, None))
-    trainer.begin(resumed=False)
     return checkpoints.Position()
 
 
-def keep_reasons(state: dict[str, Any], begun: dict[str, Any]) -> None:
-    """Where a run that goes on has what it began with, the reason is that of the beginning."""
-    for name in ("layout", "sync"):
-        old = begun.get(name, {})
-        if {**old, "reason": ""} == {**state[name], "reason": ""}:
-            state[name] = old
+def _restore(checkpoint: checkpoints.Checkpoint, parts: Parts) -> tuple[checkpoints.Position, bool]:
+    """Read a checkpoint: where it was taken, and whether it had something beside the arena.
 
-
-def absolute(data: str) -> str:
-    """The path of a dataset, wherever the run goes on."""
-    return data if data.startswith("sample:") else str(Path(data).resolve())
+    Without communication, so that all ranks can take the one before if it is damaged.
+    """
+    first = parts.mine[0]
+    checkpoints.restore(checkpoint, parts.arena, parts.network)
+    checkpoints.restore_momenta(checkpoint, parts.momentum.stored(), first, parts.arena.momentum)
+    kept = checkpoints.restore_state(checkpoint, parts.meeting.agreement.state(), first)
+    parts.rule.restore(checkpoint.header.get("rule", {}))
+    position, drift = checkpoint.position, parts.meeting.drift
+    if position.apart and drift is not None:
+        try:
+            drift.restore(round(position.apart[0]), position.apart[1:])
+        except RuntimeError as error:  # of another length
+            raise DamagedError(f"checkpoint {checkpoint.path} is damaged: its 'apart' is {position.apart}") from error
+    return position, kept
 
 
 def resumed_config(path: Path, changes: dict[str, Any]) -> RunConfig:
