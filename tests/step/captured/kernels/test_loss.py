@@ -44,7 +44,7 @@ def test_reconstruction(shape: tuple[int, ...], dtype: torch.dtype, scale: float
     assert distance(loss.detach(), expected_loss) < 1e-5
     # of a pixel that is nearly right, the error is the difference of two rounded numbers of size 1
     assert distance(tally, expected_tally, least=0.01) < 1e-5
-    assert distance(tally, Reconstruct().tally(logits, images, images), least=0.01) < 1e-5
+    assert distance(tally, Reconstruct().measure_sums(logits, images, images)[0], least=0.01) < 1e-5
     (3 * loss).backward()
     assert logits.grad is not None
     assert logits.grad.dtype == dtype
@@ -71,7 +71,7 @@ def test_cross_entropy(rows: int, classes: int, dtype: torch.dtype, seed: int) -
     assert exact.grad is not None
     assert (loss.dtype, wrong.dtype, wrong.requires_grad) == (torch.float32, torch.int64, False)
     assert distance(loss.detach(), expected.detach()) < 1e-5
-    assert int(wrong) == int(Classify().tally(logits.cpu(), labels.cpu(), labels.cpu()))
+    assert int(wrong) == int(Classify().measure_sums(logits.cpu(), labels.cpu(), labels.cpu())[0])
     (loss / 2).backward()
     assert logits.grad is not None
     assert distance(logits.grad, exact.grad) < tolerance(dtype)
