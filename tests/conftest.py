@@ -13,6 +13,7 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.find import SAMPLES
 from deepex.data.pack import pack
 from tests.full import examples
+from tests.marks import mark
 from tests.pool import RankPool
 
 torch.set_num_threads(1)
@@ -21,6 +22,11 @@ if not torch.cuda.is_available():  # then Triton interprets its kernels, which i
     os.environ.setdefault("TRITON_INTERPRET", "1")
 settings.register_profile("deepex", deadline=None, max_examples=examples(25, 100))  # no test times anything
 settings.load_profile("deepex")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let every test have its marks before tests are chosen by them."""
+    mark(item)
 
 
 @pytest.fixture(scope="session")
