@@ -24,7 +24,8 @@ from deepex.errors import ConfigError, DataError, RunError
 from deepex.recipes import resumed_config
 from tests.data.test_feed import WAYS
 from tests.full import examples
-from tests.mpi import run_ranks
+from tests.pool import RankPool
+from tests.training.on_ranks import train_on
 
 NAMED = {"images": "entry/data", "labels": "entry/class"}
 
@@ -322,8 +323,7 @@ def test_options_for_hdf5_are_refused_for_a_packed_dataset(tmp_path: Path) -> No
         deepex.train(deepex.recipe("fashion", {"data_options": {"images": "x"}}), out=tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_ranks_train_on_it_and_resume(tmp_path: Path) -> None:
+def test_ranks_train_on_it_and_resume(ranks: RankPool, tmp_path: Path) -> None:
     """Brighter images of later classes: an easy problem, so that learning shows that images and labels belong together."""
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), 100)
@@ -331,9 +331,8 @@ def test_ranks_train_on_it_and_resume(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("images", data=images, chunks=(10, 28, 28), compression="gzip")
         file.create_dataset("labels", data=labels)
-    options = ["--set", f"data={tmp_path / 'a.h5'}", "--set", "batch=10", "--set", "epochs=2", "--set", "net=lenet", "--quiet"]
-    done = run_ranks(2, "-m", "deepex", "train", "fashion", *options, "--out", str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
+    keys = {"data": str(tmp_path / "a.h5"), "batch": 10, "epochs": 2, "net": "lenet", "threads": 1}
+    train_on(ranks, deepex.recipe("fashion", keys), tmp_path / "run")
     deepex.train(resumed_config(tmp_path / "run", {"epochs": 6}), SoloCommunicator(), out=tmp_path / "run", resume=True)
     lines = [json.loads(line) for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5, 6]
