@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from deepex.comm.early import load_mpi
@@ -109,7 +110,7 @@ def deepex_case(case: dict[str, Any]) -> dict[str, int]:
         "arena": arena.memory.nbytes,
         "slice": learner.sync_bytes,
         "agreement": held(learner.meeting.agreement, arena),
-        "momentum": held(learner.momentum, arena),
+        "momentum": held(SimpleNamespace(**learner.states.stored()), arena),
         "samples": held(learner.feed, arena),
     }
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import deepex
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.nets.lenet import lenet

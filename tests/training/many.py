@@ -7,7 +7,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 import deepex
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
 

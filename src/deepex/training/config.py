@@ -7,7 +7,7 @@ from_table(RunConfig, to_table(config)) == config
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, Literal
 
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.data.augment import AugmentConfig
 from deepex.errors import ConfigError
 from deepex.record.table import check_types

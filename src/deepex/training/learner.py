@@ -27,7 +27,7 @@ from deepex.arena.arena import Arena
 from deepex.arena.counters import Counters
 from deepex.arena.held import Held
 from deepex.arena.mode import begin_training
-from deepex.arena.optimiser import Optimiser, momentum_ahead
+from deepex.arena.optimiser import make_optimiser
 from deepex.arena.schedule import Schedule
 from deepex.comm import Communicator
 from deepex.comm.together import together
@@ -44,7 +44,7 @@ from deepex.sync.agreement import KeptState
 from deepex.sync.drift import Drift
 from deepex.sync.how.auto import is_undecided
 from deepex.sync.meeting import ReplicaSet, ReplicaTurn, make_meeting
-from deepex.sync.momentum import make_momentum
+from deepex.sync.states import make_states
 from deepex.sync.synced_slice import MatrixSlot, SyncedSlice
 from deepex.sync.when.rule import Seen, stretches
 from deepex.task import make_task
@@ -67,9 +67,17 @@ class Learner:
         self.replicas = range(comm.rank * per_rank, (comm.rank + 1) * per_rank)
         self._updates_locally = not config.sync.kind.sums_gradients
         gathers = not self._updates_locally or job.device.type != "cpu"
+        self._policies = config.optim.policies(config.sync.momentum)
         self.arena = Arena(
-            job.network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros, moving=job.moving
+            job.network,
+            job.device,
+            states=tuple(self._policies),
+            channels_last=job.channels_last,
+            gathers=gathers,
+            zeros=comm.zeros,
+            moving=job.moving,
         )
+        self._optimiser = make_optimiser(config.optim, self.arena)
         self._held, self._still = Held(self.network), self._sum_still()
         self.task = make_task(config.task)
         prepare = Prepare(
@@ -80,9 +88,9 @@ class Learner:
             augment=config.augment,
         )
         self.step = EagerStep(self.network, self.task, self.arena, prepare, precision=config.precision)
-        policy = config.sync.momentum if self._updates_locally and job.replicas > 1 else "average"
+        alike = not self._updates_locally or job.replicas == 1  # then nothing happens to states
         self._counters = Counters(self.network, per_rank)
-        self.momentum = make_momentum(policy, self.arena.momentum, replicas_per_rank=per_rank)
+        self.states = make_states({} if alike else self._policies, self.arena.states, replicas_per_rank=per_rank)
         schedule = Schedule(config.optim, epochs=config.epochs, total_batch=config.batch * job.replicas)
         self._rate = schedule.during(self._shards.steps)  # not a method: this object would hold itself alive
         self.rule = config.sync.rule()
@@ -96,14 +104,13 @@ class Learner:
         self.feed = make_feed(job.placement, samples, job.device, comm=comm, verify=config.verify)
         inputs = StepInputs(
             options=config.step_options,
-            optim=config.optim,
             network=self.network,
             arena=self.arena,
             task=self.task,
             prepare=prepare,
             feed=self.feed,
             samples=samples,
-            optimiser=Optimiser(config.optim, self.arena),
+            optimiser=self._optimiser,
             rate=self._rate,
             updates=self._updates_locally,
             turn_steps=self.rule.longest(self._shards.steps),
@@ -192,9 +199,10 @@ class Learner:
         return float(max(self._comm.gather(step * len(self.replicas))))
 
     def _sum_seconds(self, nbytes: int) -> float:
-        """How long the slowest rank takes for a sum; on momentum, which is zero before the first step. Collective."""
-        momentum, seconds = self.arena.momentum, list[float]()
-        some = momentum[: -(-nbytes // momentum.itemsize)]
+        """How long the slowest rank takes for a sum; on an optimiser's states, which are zero before the first step. Collective."""
+        arena, seconds = self.arena, list[float]()
+        states = arena.all_states if arena.states else torch.zeros_like(arena.weights)
+        some = states[: -(-nbytes // states.itemsize)]
         for _ in range(_TRIALS):
             self._comm.barrier()
             began = perf_counter()
@@ -250,8 +258,7 @@ class Learner:
             return SyncedSlice(
                 agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=gradients, slots=slots
             )
-        policy = self.job.config.sync.momentum
-        agreed = arena.model_and_momentum if policy == "average" else arena.model
+        agreed, ahead = arena.model_and([*self._policies.values()].count("average")), self._optimiser.ahead()
         return SyncedSlice(
             agreed=agreed,
             buffers=slice(0, buffers),
@@ -264,7 +271,7 @@ class Learner:
                 for s in arena.layout.decayed
                 if len(s.shape) > 1 and s.count
             ),
-            momentum_ahead=momentum_ahead(self.job.config.optim, arena) if policy != "reset" else None,
+            momentum_ahead=ahead if ahead and self._policies[ahead.state] != "reset" else None,
         )
 
     @property
@@ -312,7 +319,7 @@ class Learner:
         """Run a replica's turn, and contribute it. Gives the step reached: earlier than its end only if `stopped` says so."""
         self.meeting.begin(turn)
         if not turn.resumes:
-            self.momentum.begin(turn.index)
+            self.states.begin(turn.index)
             self._counters.begin(first=turn.first, opens=turn.opens)
         self.clock.mark(SYNC)
         careful, done = self.job.replicas > 1 and self.meeting.leaves_out, turn.start
@@ -328,7 +335,7 @@ class Learner:
         self.arena.take_back_buffers()
         if careful:
             self._lose_if_astray(turn, before)
-        self.momentum.end(turn.index)
+        self.states.end(turn.index)
         self._counters.end(turn.index, first=turn.first)
         self.clock.mark(SYNC)
         self.meeting.end(turn, self.rate)
@@ -351,7 +358,7 @@ class Learner:
         if not samples or (math.isfinite(loss) and loss / samples <= self._most_loss):
             return
         self.runner.sums.copy_(before)
-        self.arena.momentum.zero_()
+        self.arena.all_states.zero_()
         self.meeting.lose()
         self.lost += 1
         self.lost_samples += samples
@@ -364,8 +371,8 @@ class Learner:
     def kept(self) -> KeptState:
         """What a checkpoint must keep beside the arena. Collective."""
         self.meeting.agreement.settle()
-        kept, momenta = self.meeting.agreement.kept(), self.momentum.stored()
-        return KeptState(shared=kept.shared, own={**kept.own, **({"momentum": momenta} if momenta else {})})
+        kept = self.meeting.agreement.kept()
+        return KeptState(shared=kept.shared, own={**kept.own, **self.states.stored()})
 
     def drift_row(self) -> list[float]:
         """How far replicas were apart at the syncs of the epoch, or since `look`, for `strategy.drift.shares`."""

@@ -76,7 +76,7 @@ class Trainer:
         """Read the state of a checkpoint; without communication, so that all ranks can take the one before if it is damaged."""
         learner = self.learner
         checkpoints.restore(checkpoint, learner.arena, learner.network)
-        checkpoints.restore_momenta(checkpoint, learner.momentum.stored(), learner.replicas[0], learner.arena.momentum)
+        checkpoints.restore_states(checkpoint, learner.states.stored(), learner.replicas[0], learner.arena)
         self._kept = checkpoints.restore_state(checkpoint, learner.meeting.agreement.state(), learner.replicas[0])
         learner.rule.restore(checkpoint.header.get("rule", {}))
         position = checkpoint.position
