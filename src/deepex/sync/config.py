@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from deepex.errors import ConfigError
+from deepex.record.options import KeyRules, Options, check_rules
 from deepex.record.table import check_types
 from deepex.sync.how import strategies, strategy_options
 from deepex.sync.how.strategy import Strategy
-from deepex.sync.options import KeyRules, Options, check_rules
 from deepex.sync.outer import outer_steps
 from deepex.sync.when import read_period, rule_options
 from deepex.sync.when.rule import PeriodRule
