@@ -32,7 +32,7 @@ from deepex.record.table import check_types
 from deepex.sync.agreement import KeptState
 from deepex.training.tensors import SizeError, read_into, write
 
-_SCHEMA: Final = 3  # the second has `momentum`, "local" or "shared", for the states that are local
+_SCHEMA: Final = 3  # before there was one state, momentum; it was "local" or "shared"
 _MOST: Final = 1 << 53  # of what is counted
 _POSITION: Final = {"epoch", "step", "syncs", "sums"}
 _LATER: Final = {"apart", "lost", "worst", "own_crc32", "shared_crc32", "momenta_crc32", "rule"}  # of the first schema
@@ -303,15 +303,14 @@ def _read_mean(checkpoint: Checkpoint, name: str, shared: torch.Tensor) -> None:
 
 def _states(checkpoint: Checkpoint) -> list[str]:
     """The states of its optimiser, in the order of memory; before the third schema there was no other than momentum."""
-    found: list[str] = checkpoint.header["layout"].get("states", ["momentum"])
-    return found
+    header = checkpoint.header
+    return list(header["layout"]["states"]) if header["schema"] == _SCHEMA else ["momentum"]
 
 
 def _local(checkpoint: Checkpoint) -> list[str]:
     """Those of which each replica has its own."""
     header = checkpoint.header
-    found: list[str] = header.get("local", ["momentum"] if header.get("momentum") == "local" else [])
-    return found
+    return list(header["local"]) if header["schema"] == _SCHEMA else ["momentum"] * (header["momentum"] == "local")
 
 
 def restore_state(checkpoint: Checkpoint, state: KeptState, first: int) -> bool:

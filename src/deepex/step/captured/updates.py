@@ -36,10 +36,10 @@ class CapturedUpdate:
     def __init__(self, optimiser: Optimiser) -> None:
         self._optimiser, self._kernel = optimiser, KERNELS.get(optimiser.name)
         self.gathers = optimiser.adapts or self._kernel is None
-        self._gathered = self.table()
-        if self.gathers:
-            self._gathered.point(optimiser.arena.gradient_tensors())
-            self._gathered.send()
+        self._adapted = self.table() if optimiser.adapts else None
+        if self._adapted is not None:
+            self._adapted.point(optimiser.arena.gradient_tensors())
+            self._adapted.send()
 
     def table(self) -> Gradients:
         """A new table for gradients, which knows which of them decay."""
@@ -51,7 +51,6 @@ class CapturedUpdate:
             self._optimiser.update(rates.index_select(0, cursor).view(()))
             twin.cast()
             return
-        if self.gathers:
+        if self._adapted is not None:
             self._optimiser.adapt(self._optimiser.arena.gradient_tensors())
-            gradients = self._gathered
-        self._kernel(self._optimiser, gradients, twin.shadow, rates, cursor)
+        self._kernel(self._optimiser, self._adapted or gradients, twin.shadow, rates, cursor)
