@@ -23,7 +23,7 @@ from torch import nn
 
 import bench
 import deepex
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.data.dataset import PackedDataset
 from deepex.training.config import RunConfig
 

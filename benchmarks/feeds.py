@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from typing_extensions import override
 
 import bench
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset, PackedPart
 from deepex.data.feeds.feed import Batch, Feed

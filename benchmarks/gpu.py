@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import bench
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.augment import AugmentConfig
 from deepex.machine.reading import attempt

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from deepex.comm.early import load_mpi
@@ -96,7 +97,7 @@ def deepex_case(case: dict[str, Any]) -> dict[str, int]:
         "arena": arena.memory.nbytes,
         "slice": parts.meeting.agreement.nbytes,
         "agreement": held(parts.meeting.agreement, arena),
-        "momentum": held(parts.momentum, arena),
+        "momentum": held(SimpleNamespace(**parts.states.stored()), arena),
         "samples": held(parts.feed, arena),
     }
 

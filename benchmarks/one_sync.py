@@ -101,7 +101,7 @@ def measure_syncs(arena: Arena, repeats: int, comm: MpiCommunicator, mpi: Any) -
     plain = torch.full((arena.model.numel(),), 0.01)
     apart, memory = torch.full_like(plain, 0.01), plain.numpy()
     separate, concatenated = Separate(world, mpi), Separate(world, mpi)
-    model, with_momentum = arena.model, arena.model_and_momentum
+    model, with_momentum = arena.model, arena.model_and(1)
     contestants = {
         "DeepEx": (lambda: model.fill_(0.01), partial(sync, agreement_on(model), comm, 0.5)),
         "DeepEx, not shared": (lambda: apart.fill_(0.01), partial(sync, agreement_on(apart), comm, 0.5)),
@@ -123,7 +123,7 @@ def show_syncs(found: dict[str, list[float]], arena: Arena) -> dict[str, dict[st
     ratios: dict[str, dict[str, float]] = {}
     rows = []
     for name, seconds in found.items():
-        size = (arena.model_and_momentum if name == "DeepEx, momentum averaged" else arena.model).nbytes
+        size = (arena.model_and(1) if name == "DeepEx, momentum averaged" else arena.model).nbytes
         ratios[name] = bench.ratio(found["DeepEx"], seconds)
         shown = bench.show_ratio(ratios[name])
         rows.append([name, f"{size / 1e6:.1f}", f"{statistics.median(seconds) * 1e3:.1f}", shown, bars.get(name, "")])
@@ -151,7 +151,7 @@ def ranks(repeats: int, *, keep: bool) -> None:
         "mpi_variables": {name: value for name, value in os.environ.items() if name.startswith(("MPIR_CVAR_", "OMPI_MCA_"))},
         "parameters": arena.num_parameters,
         "bytes": arena.model.nbytes,
-        "bytes_with_momentum": arena.model_and_momentum.nbytes,
+        "bytes_with_momentum": arena.model_and(1).nbytes,
         "sync_seconds": syncs,
         "deepex_over": show_syncs(syncs, arena),
     }

@@ -69,23 +69,26 @@ def test_each_weight_keeps_its_own_order_of_dimensions() -> None:
 
 def test_regions_lie_so_that_each_sync_is_one_slice() -> None:
     network = build("resnet18", channels=1, size=(28, 28), classes=10)
-    arena = Arena(network, CPU)
-    order = [arena.gradients, arena.buffers, arena.weights, arena.momentum, arena.frozen]
+    arena = Arena(network, CPU, states=("momentum", "squares"))
+    order = [arena.gradients, arena.buffers, arena.weights, *arena.states.values(), arena.frozen]
     offsets = [region.storage_offset() for region in order]
     assert offsets == sorted(offsets)
     assert sum(region.numel() for region in order) == arena.memory.numel()
-    for name, parts in {
-        "gradients_and_buffers": order[:2],
-        "model": order[1:3],
-        "model_and_momentum": order[1:4],
-        "state": order[1:],
-    }.items():
-        region = getattr(arena, name)
+    assert list(arena.states) == ["momentum", "squares"] == arena.layout.to_json()["states"]
+    for region, parts in (
+        (arena.gradients_and_buffers, order[:2]),
+        (arena.model, order[1:3]),
+        (arena.model_and(0), order[1:3]),
+        (arena.model_and(1), order[1:4]),
+        (arena.model_and(2), order[1:5]),
+        (arena.all_states, order[3:5]),
+        (arena.state, order[1:]),
+    ):
         assert region.is_contiguous()
         assert region.data_ptr() == parts[0].data_ptr()
         assert region.numel() == sum(part.numel() for part in parts)
-    padding = arena.memory.nbytes / (3 * 4 * arena.num_parameters + 4 * sum(b.numel() for b in network.buffers()))
-    assert padding < 1.01, "weights, gradients, momentum and statistics, and no hidden copy"
+    padding = arena.memory.nbytes / (4 * 4 * arena.num_parameters + 4 * sum(b.numel() for b in network.buffers()))
+    assert padding < 1.01, "weights, gradients, two states and statistics, and no hidden copy"
 
 
 def test_without_a_region_for_gradients_the_rest_lies_as_before() -> None:

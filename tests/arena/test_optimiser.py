@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 from deepex.arena.arena import Arena
-from deepex.arena.optimiser import OptimConfig, Optimiser, momentum_ahead
+from deepex.arena.optimiser import make_optimiser
+from deepex.arena.optimiser.base import State, state_policies
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.arena.schedule import Schedule
+from deepex.errors import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -41,7 +44,7 @@ def test_sgd_is_pytorchs(momentum: float, nesterov: bool, decay: float, gathers:
         nesterov = False
     mine, theirs = network(), network()
     arena = Arena(mine, CPU, channels_last=True, gathers=gathers)
-    optimiser = Optimiser(OptimConfig(momentum=momentum, nesterov=nesterov, weight_decay=decay), arena)
+    optimiser = make_optimiser(OptimConfig(momentum=momentum, nesterov=nesterov, weight_decay=decay), arena)
     groups = [
         {"params": [theirs[0].weight, theirs[3].weight], "weight_decay": decay},
         {"params": [theirs[0].bias, theirs[1].weight, theirs[1].bias, theirs[3].bias], "weight_decay": 0.0},
@@ -60,17 +63,18 @@ def test_sgd_is_pytorchs(momentum: float, nesterov: bool, decay: float, gathers:
 def test_momentum_ahead_is_what_updates_without_gradients_do(nesterov: bool) -> None:
     config, module = OptimConfig(momentum=0.8, nesterov=nesterov), network()
     arena = Arena(module, CPU)
-    optimiser = Optimiser(config, arena)
+    optimiser = make_optimiser(config, arena)
     set_gradients(module, 1, arena)
     optimiser.update(0.1)
-    found = momentum_ahead(config, arena)
+    found = optimiser.ahead()
     weights, velocity = arena.weights.clone(), found.velocity.clone()
     assert velocity.abs().sum() > 0
     for steps in (1, 2, 3):
         arena.gradients.zero_()
         optimiser.update(0.1)
         assert torch.allclose(arena.weights, weights - 0.1 * found.ahead(steps) * velocity, atol=1e-6)
-    assert momentum_ahead(OptimConfig(momentum=0.0), arena) is None
+    assert make_optimiser(OptimConfig(momentum=0.0), arena).ahead() is None
+    assert make_optimiser(OptimConfig(method="lars", momentum=0.8), arena).ahead().decay == 0.8
 
 
 @pytest.mark.parametrize("gathers", [True, False])
@@ -79,7 +83,7 @@ def test_lars_is_its_formula(gathers: bool) -> None:
     mine = network()
     theirs = copy.deepcopy(mine)
     arena = Arena(mine, CPU, gathers=gathers)
-    optimiser = Optimiser(OptimConfig(method="lars", momentum=0.9, weight_decay=0.05, trust=0.01), arena)
+    optimiser = make_optimiser(OptimConfig(method="lars", momentum=0.9, weight_decay=0.05, trust=0.01), arena)
     buffers = [torch.zeros_like(p) for p in theirs.parameters()]
     for step in range(3):
         set_gradients(mine, step, arena)
@@ -108,7 +112,7 @@ def test_lars_scales_a_gradient_that_two_weights_share_once_for_each(gathers: bo
 
     network = Summed()
     arena = Arena(network, CPU, gathers=gathers)
-    optimiser = Optimiser(OptimConfig(method="lars", momentum=0.0, weight_decay=0.05, trust=0.01), arena)
+    optimiser = make_optimiser(OptimConfig(method="lars", momentum=0.0, weight_decay=0.05, trust=0.01), arena)
     arena.backward(((network.one.reshape(-1) + network.other.reshape(-1)) * torch.arange(6.0)).sum())
     optimiser.update(1.0)
     gradient, weight = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
@@ -124,8 +128,29 @@ def test_frozen_weights_do_not_move(gathers: bool) -> None:
     before = module[0].weight.clone()
     arena = Arena(module, CPU, gathers=gathers)
     set_gradients(module, 0, arena)
-    Optimiser(OptimConfig(weight_decay=0.1), arena).update(0.1)
+    make_optimiser(OptimConfig(weight_decay=0.1), arena).update(0.1)
     assert torch.equal(module[0].weight, before)
+
+
+def test_states_that_are_averaged_come_first() -> None:
+    states = (State("a"), State("b", "reset"), State("c", "average"), State("d", "local"))
+    assert list(state_policies(states, "local").items()) == [("c", "average"), ("a", "local"), ("b", "reset"), ("d", "local")]
+    assert list(state_policies(states, "average")) == ["a", "c", "b", "d"]
+    assert OptimConfig(momentum=0.0).policies("reset") == OptimConfig(method="lars").policies("reset") == {"momentum": "reset"}
+
+
+def test_what_optimisers_declare_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"^key 'optim.method' is 'adom'; it must be one of: sgd, lars, for example 'sgd'$"):
+        OptimConfig(method="adom")
+    with pytest.raises(ConfigError, match=r"^optim\.trust is 0\.0; it must be above 0$"):
+        OptimConfig(trust=0)
+    with pytest.raises(ConfigError, match=r"^optim\.rate is 0\.0; it must be above 0 and at most 1e12$"):
+        OptimConfig(rate=0)
+    for method in ("sgd", "lars"):
+        with pytest.raises(ConfigError, match=r"^optim\.nesterov is true with optim\.momentum 0: Nesterov needs momentum"):
+            OptimConfig(method=method, nesterov=True, momentum=0)
+    with pytest.raises(ConfigError, match=r"^optim\.schedule is step without optim\.decay_epochs: say when"):
+        OptimConfig(schedule="step")
 
 
 def rates(config: OptimConfig, *epochs: float, total_batch: int = 256) -> list[float]:

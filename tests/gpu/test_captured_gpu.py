@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import deepex
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
 from deepex.data.find import SAMPLES

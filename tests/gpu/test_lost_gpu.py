@@ -39,7 +39,7 @@ def test_left_out_of_a_long_turn(
 ) -> None:
     """The second of three replicas starts from something that is no number: the mean is that of the other two."""
     learner = _learner(make_data(3 * STEPS), STEPS, step=step, deterministic=deterministic)
-    weights, found, begin, end = learner.parts.arena.weights, [], learner.parts.momentum.begin, learner.parts.momentum.end
+    weights, found, begin, end = learner.parts.arena.weights, [], learner.parts.states.begin, learner.parts.states.end
     _epoch(learner, 0)
 
     def begins(index: int) -> None:
@@ -52,8 +52,8 @@ def test_left_out_of_a_long_turn(
         found.append(weights.clone())
 
     with monkeypatch.context() as patched:
-        patched.setattr(learner.parts.momentum, "begin", begins)
-        patched.setattr(learner.parts.momentum, "end", ends)
+        patched.setattr(learner.parts.states, "begin", begins)
+        patched.setattr(learner.parts.states, "end", ends)
         _epoch(learner, 1)
     assert (learner.lost, learner.lost_samples) == (1, STEPS)
     assert not found[1].any()

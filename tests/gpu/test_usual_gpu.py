@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import deepex
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.training.config import RunConfig
 

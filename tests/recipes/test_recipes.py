@@ -125,7 +125,7 @@ def test_the_estimate_has_what_the_arena_and_the_agreement_take(
     weights = sum(parameter.nbytes for parameter in job.network.parameters())
     agreement = parts.meeting.agreement
     sums = [agreement._last, agreement._total.buffer] if isinstance(agreement, SharedArenaMean) else []
-    taken = [parts.arena.memory, *sums, *parts.momentum.stored()]
+    taken = [parts.arena.memory, *sums, *(state for states in parts.states.stored().values() for state in states)]
     assert job.placement.estimate["arena_bytes"] == pytest.approx(weights + sum(t.nbytes for t in taken), rel=0.01)
     parts.close()
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import deepex
+from deepex.arena import optimiser
 from deepex.arena.arena import Arena
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import AgreedError
@@ -127,6 +128,28 @@ def test_the_same_arithmetic_as_eager(changes: dict, small: str, monkeypatch: py
     assert float((weights - reference).norm() / reference.norm()) < 1e-5
     for one, other in zip(captured.parts.network.buffers(), eager.parts.network.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"precision": "bf16"}, {"sync.strategy": "gradients"}], ids=str)
+def test_an_optimiser_without_a_kernel_of_its_own(changes: dict, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own update is part of the step, at rates that are on the device; the twin of the weights follows."""
+    monkeypatch.setattr(optimiser, "OPTIMISERS", [*optimiser.OPTIMISERS, "tests.arena.toy_optimiser"])
+    keys = {"batch": 7, "optim.schedule": "cosine", "optim.rate": 0.01}
+    config = _config(small, net=f"{__name__}:turning", **keys, **changes)  # no bias has rounding for a gradient, as before norms
+    for key, value in {"method": "damped", "memory": 0.9}.items():  # the keys of a configuration are those of its start
+        object.__setattr__(config.optim, key, value)
+    with monkeypatch.context() as patch:
+        eager, captured = (_learner(patch, config, captured=choice) for choice in (False, True))
+        before = eager.arena.weights.clone()
+        expected, found = _train(eager)[-1], _train(captured)[-1]
+    assert list(captured.arena.states) == ["mean", "squares"]
+    assert all(bool(state.any()) for state in captured.arena.states.values())
+    exact = config.precision != "bf16"
+    assert found == pytest.approx(expected, rel=1e-4 if exact else 0.1)
+    moved, reference = captured.arena.weights - before, eager.arena.weights - before
+    assert float((moved - reference).norm() / reference.norm()) < (1e-3 if exact else 0.5)
+    shadow = captured.runner._twin.shadow
+    assert exact or torch.equal(shadow, captured.arena.weights.to(torch.bfloat16))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import deepex
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.errors import ConfigError
 from deepex.nets.lenet import lenet

@@ -1,4 +1,4 @@
-"""The plain mean over replicas, whichever way it is computed, and the momentum policies."""
+"""The plain mean over replicas, whichever way it is computed, and the policies of an optimiser's states."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ from deepex.errors import FailureError
 from deepex.sync.agreement import Agreement
 from deepex.sync.how.background import Delayed
 from deepex.sync.mean import InPlace, SharedArenaMean
-from deepex.sync.momentum import make_momentum
 from deepex.sync.outer import make_outer
 from deepex.sync.outer.outer import Outer
+from deepex.sync.states import make_states
 from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import FixedTotal, FloatTotal, Total
 from tests.full import examples
@@ -135,20 +135,21 @@ def test_in_place_weights_and_sums_where_it_lies() -> None:
     assert not arena.any(), "a replica that saw nothing contributes nothing, whatever it holds"
 
 
-def test_momentum_policies() -> None:
-    momentum = torch.ones(4)
-    local = make_momentum("local", momentum, replicas_per_rank=3)
+def test_policies_of_states() -> None:
+    momentum, squares, mean = torch.ones(4), torch.ones(4), torch.ones(4)
+    states, policies = {"momentum": momentum, "squares": squares, "mean": mean}, {"momentum": "local", "squares": "reset"}
+    local = make_states(policies | {"mean": "average"}, states, replicas_per_rank=3)
     for index in range(3):
         local.begin(index)
         momentum.add_(index)
         local.end(index)
     local.begin(2)
     assert momentum.eq(2).all()
-    assert [float(m[0]) for m in local.stored()] == [0.0, 1.0, 2.0]
-    assert make_momentum("local", momentum, replicas_per_rank=1).stored() == [momentum], "a lone replica's stays in the arena"
-    make_momentum("reset", momentum, replicas_per_rank=3).begin(1)
-    assert not momentum.any()
-    assert make_momentum("average", momentum, replicas_per_rank=3).stored() == []
+    assert not squares.any()
+    assert mean.eq(1).all()
+    assert {name: [float(m[0]) for m in stored] for name, stored in local.stored().items()} == {"momentum": [0.0, 1.0, 2.0]}
+    alone = make_states(policies, states, replicas_per_rank=1)
+    assert alone.stored() == {"momentum": [momentum]}, "a lone replica's stays in the arena"
 
 
 def test_in_the_background_a_request_is_told_with_the_part_in_which_it_travelled() -> None:

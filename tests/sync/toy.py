@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-from deepex.arena.optimiser import MomentumAhead
+from deepex.arena.optimiser.base import MomentumAhead
 from deepex.comm.base import Communicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.feeds.shard import Shards
 from deepex.sync.config import SyncConfig
 from deepex.sync.drift import Drift
 from deepex.sync.meeting import ReplicaSet, make_meeting
-from deepex.sync.momentum import make_momentum
 from deepex.sync.outer import outer_steps
+from deepex.sync.states import make_states
 from deepex.sync.synced_slice import MatrixSlot, SyncedSlice
 from deepex.sync.when.rule import stretches
 
@@ -96,11 +96,11 @@ def train(
     memory.copy_(problem.initial())
     agreed = memory if config.momentum == "average" else memory[: BUFFERS + WEIGHTS]
     held, own = slice(0, BUFFERS), slice(0, len(agreed))
-    momentum_ahead = MomentumAhead(memory[_M], 0.5, 0.5) if config.momentum != "reset" else None
+    momentum_ahead = MomentumAhead(memory[_M], 0.5, 0.5, "momentum") if config.momentum != "reset" else None
     synced = SyncedSlice(
         agreed=agreed, buffers=held, weights=_W, own=own, request=0, lost=1, matrices=MATRICES, momentum_ahead=momentum_ahead
     )
-    momentum = make_momentum(config.momentum, memory[_M], replicas_per_rank=per_rank)
+    states = make_states({"momentum": config.momentum}, {"momentum": memory[_M]}, replicas_per_rank=per_rank)
     replicas = ReplicaSet(replicas=problem.replicas, samples=shards.samples, total=shards.total_samples)
     drift = Drift(synced, [("all", 0, WEIGHTS)], replicas_per_rank=per_rank)
     meeting = make_meeting(
@@ -117,13 +117,13 @@ def train(
                 for turn in some.turns:
                     meeting.begin(turn)
                     if not turn.resumes:
-                        momentum.begin(turn.index)
+                        states.begin(turn.index)
                     for step in range(turn.start, turn.stop):
                         problem.step(memory, comm.rank * per_rank + turn.index, epoch, step)
                     if meeting.leaves_out and not memory[_W].isfinite().all():
                         memory[_M] = 0
                         meeting.lose()
-                    momentum.end(turn.index)
+                    states.end(turn.index)
                     meeting.end(turn, rate)
                 meeting.reach(some, request=0.0, rate=rate)
         drifts.append(float(torch.tensor(comm.gather(drift.read())).mean(0)[0]) ** 0.5)

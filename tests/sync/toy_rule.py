@@ -8,7 +8,7 @@ from typing import ClassVar, Final, final
 
 from typing_extensions import override
 
-from deepex.sync.options import KeyRules, Options
+from deepex.record.options import KeyRules, Options
 from deepex.sync.when.rule import PeriodRule, Reader
 
 WRITTEN: Final = "growing"

@@ -10,9 +10,9 @@ import torch
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
+from deepex.record.options import KeyRules, Options
 from deepex.sync.agreement import Agreement
 from deepex.sync.how.strategy import AgreementInputs, Strategy
-from deepex.sync.options import KeyRules, Options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import deepex
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.sync.config import SyncConfig
 from deepex.training.config import RunConfig
 

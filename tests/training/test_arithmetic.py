@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import deepex
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
 from deepex.data.feeds.order import epoch_order

@@ -20,8 +20,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import nn
 
 import deepex
+from deepex.arena.arena import Arena
 from deepex.cli.show import show
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.pack import pack
@@ -29,9 +31,11 @@ from deepex.errors import DamagedError, RunError, StorageError
 from deepex.record import RunDirectory
 from deepex.record.run import hold
 from deepex.step.image_order import ImageOrder
+from deepex.sync.agreement import KeptState
 from deepex.sync.config import SyncConfig
 from deepex.training import checkpoint as checkpoints
 from deepex.training import tensors
+from deepex.training.checkpoint import Position
 from deepex.training.config import CheckpointConfig, RunConfig
 from deepex.training.learner import Learner
 from deepex.training.parts import Parts
@@ -728,7 +732,9 @@ def _damage(header: Path, **changes: object) -> None:
         {"replicas": 2},
         {"layout": {}},
         {"schema": 1},
-        {"schema": 3},
+        {"schema": 2},
+        {"schema": 4},
+        {"local": ["momentum"]},
         {"sha256": "0" * 64},
         {"sha256": None},
         {"more": 1},
@@ -768,18 +774,112 @@ def test_a_damaged_checkpoint_does_not_outlive_a_whole_one(trained: tuple[RunCon
     assert checkpoints.newest(folder).position.epoch == 2
 
 
-def test_a_checkpoint_of_the_first_schema_is_read(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
-    """Its header had no checksum, and each kind of tensor had its own key."""
-    config, run = trained
-    shutil.copytree(run, tmp_path / "old")
-    header = next((tmp_path / "old" / "checkpoints").glob("*.json"))
-    table = json.loads(header.read_text())
-    del table["sha256"], table["run"]
-    arena = table.pop("crc32")["arena"]
-    header.write_text(json.dumps({**table, "schema": 1, "crc32": arena, "shared_crc32": {}}))
-    for path in (run, tmp_path / "old"):
-        deepex.train(_more(config), SoloCommunicator(), out=path, resume=True)
-    assert weights(tmp_path / "old") == weights(run)
+def _of_schema(schema: int, header: dict[str, object]) -> dict[str, object]:
+    """A header as it was written before: of momentum alone; at first without a checksum, and with a key for each kind of tensor."""
+    kept = {key: value for key, value in header.items() if key not in ("local", "sha256")}
+    kept["layout"] = {key: value for key, value in header["layout"].items() if key != "states"}
+    kept |= {"schema": schema, "momentum": "local" if header["local"] else "shared"}
+    if schema == 2:
+        return {**kept, "sha256": checkpoints._digest(kept)}
+    del kept["run"]
+    return {**kept, "crc32": header["crc32"]["arena"], "shared_crc32": {}}
+
+
+@pytest.mark.parametrize(
+    ("momentum", "schema", "key"),
+    [("average", 1, ""), ("average", 2, ""), ("local", 1, "momenta_crc32"), ("local", 1, "own_crc32"), ("local", 2, "own_crc32")],
+)
+def test_checkpoints_of_earlier_schemas_are_read(  # noqa: PLR0917 - three are fixtures
+    momentum: str, schema: int, key: str, stopped: dict[str, Path], whole: dict[str, Path], tmp_path: Path
+) -> None:
+    """To the bits of the uninterrupted run, and with another policy; the first had a key of its own for checksums of momenta."""
+    run = tmp_path / "run"
+    shutil.copytree(stopped[momentum], run)
+    for path in (run / "checkpoints").glob("*.json"):
+        table = _of_schema(schema, json.loads(path.read_text()))
+        if key == "momenta_crc32":
+            table[key] = table.pop("own_crc32")["momentum"]
+        path.write_text(json.dumps(table))
+    shutil.copytree(run, tmp_path / "other")
+    deepex.train(_config_of(run), SoloCommunicator(), out=run, resume=True)
+    assert weights(run) == weights(whole[momentum])
+    config = dataclasses.replace(_config_of(run), sync=SyncConfig(period=2, momentum=OTHERS[momentum]))
+    deepex.train(config, SoloCommunicator(), out=tmp_path / "other", resume=True)
+    assert weights(tmp_path / "other") != weights(run)
+
+
+def _arena(*states: str) -> Arena:
+    torch.manual_seed(1)
+    arena = Arena(nn.Linear(20, 30), torch.device("cpu"), states=states)
+    for number, state in enumerate(arena.states.values()):
+        state.fill_(number + 1)
+    return arena
+
+
+def _save(folder: Path, arena: Arena, **own: list[torch.Tensor]) -> checkpoints.Checkpoint:
+    kept, comm = KeptState(own=own), SoloCommunicator()
+    checkpoints.save(folder, Position(1), arena, nn.Module(), comm=comm, replicas=2, kept=kept, rule={}, keep=1)
+    return checkpoints.newest(folder)
+
+
+def test_states_in_another_order_are_read(tmp_path: Path) -> None:
+    """What is averaged comes first, so the order is another where the policy of one has changed."""
+    arena = _arena("squares", "mean", "third")
+    found = _save(tmp_path, _arena("mean", "third", "squares"))
+    checkpoints.restore(found, arena, nn.Module())
+    assert {name: set(state.tolist()) for name, state in arena.states.items()} == {"mean": {1}, "third": {2}, "squares": {3}}
+
+
+def test_states_that_are_local_now_or_no_longer(tmp_path: Path) -> None:
+    """Replicas that shared a state each begin with it; the mean of what was their own is what they share."""
+    arena = _arena("mean", "squares")
+    own = [torch.full_like(arena.weights, value) for value in (3.0, 5.0)]
+    found = _save(tmp_path, arena, squares=own)
+    assert found.header["local"] == ["squares"]
+    other, stored = _arena("squares", "mean"), [torch.zeros_like(state) for state in own]
+    checkpoints.restore(found, other, nn.Module())
+    checkpoints.restore_states(found, {"mean": stored}, 0, other)
+    assert {name: set(state.tolist()) for name, state in other.states.items()} == {"squares": {4}, "mean": {1}}
+    assert [set(state.tolist()) for state in stored] == [{1}, {1}]
+    checkpoints.restore_states(found, {"squares": stored}, 0, other)
+    assert [set(state.tolist()) for state in stored] == [{3}, {5}]
+
+
+def test_states_of_another_optimiser_are_refused(tmp_path: Path) -> None:
+    found = _save(tmp_path, _arena("mean", "squares"))
+    for states, kept in ((("momentum",), "momentum"), ((), "nothing"), (("mean", "cubes"), "mean and cubes")):
+        with pytest.raises(RunError, match=rf"it has mean and squares of each weight, and this one keeps {kept}; resume") as told:
+            checkpoints.restore(found, _arena(*states), nn.Module())
+        assert not isinstance(told.value, DamagedError)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"states": None},
+        {"states": "mean"},
+        {"states": ["mean", 5]},
+        {"states": ["mean", "mean"]},
+        {"local": None},
+        {"local": "mean"},
+        {"local": ["cubes"]},
+        {"local": [[]]},
+        {"local": ["mean"]},
+    ],
+    ids=str,
+)
+def test_a_header_whose_states_cannot_be_is_damaged(changes: dict[str, object], tmp_path: Path) -> None:
+    """Also if its checksum matches."""
+    _save(tmp_path, _arena("mean", "squares"))
+    path = next(tmp_path.glob("*.json"))
+    header = {key: value for key, value in json.loads(path.read_text()).items() if key != "sha256"}
+    if "states" in changes:
+        header["layout"] |= changes
+    else:
+        header |= changes
+    path.write_text(json.dumps({**header, "sha256": checkpoints._digest(header)}))
+    with pytest.raises(DamagedError, match=r"is damaged: its (states are|'local' is) "):
+        checkpoints.newest(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -806,9 +906,7 @@ def test_a_header_of_the_first_schema_is_read_as_it_was_written(
 ) -> None:
     config, run = trained
     header = next((run / "checkpoints").glob("*.json"))
-    table = json.loads(header.read_text())
-    del table["sha256"], table["run"]
-    old = {**table, "schema": 1, "crc32": table["crc32"]["arena"], "shared_crc32": {}, "own_crc32": {"momentum": [0]}}
+    old = _of_schema(1, json.loads(header.read_text())) | {"own_crc32": {"momentum": [0]}}
     header.write_text(json.dumps({**old, **changes}))
     with pytest.raises(DamagedError):
         deepex.train(_more(config), SoloCommunicator(), out=run, resume=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.data.augment import AugmentConfig
 from deepex.data.direct import Hdf5Config
 from deepex.errors import ConfigError

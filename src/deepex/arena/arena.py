@@ -1,4 +1,4 @@
-"""One contiguous buffer that holds a replica: its weights, averaged buffers, gradients and momentum.
+"""One contiguous buffer that holds a replica: its weights, averaged buffers, gradients and what its optimiser keeps.
 
     arena = Arena(network, device)
     arena.weights.norm()           # all trainable weights, as one vector
@@ -6,15 +6,15 @@
 
 The allocation is laid out so that whatever is communicated or written is one contiguous slice of it, with no copy made first:
 
-    | gradients | buffers | weights | momentum | frozen |
+    | gradients | buffers | weights | state 1 | state 2 | … | frozen |
       '------ sync of gradients -'
                   '-- sync of weights --'
-                  '--- sync of weights, momentum averaged --'
-                  '------- state: broadcast and checkpoint ---------'
+                  '-- sync of weights, state 1 averaged -'
+                  '---------- state: broadcast and checkpoint --------'
 
-Gradients and momentum are twins of the weights: the same offsets. Within the weights, those that decay come first, so that an
-update with weight decay is one pass over two slices. Each tensor starts on a multiple of 256 bytes (a cache line, a GPU memory
-transaction and cuDNN's vector loads all divide that); the padding between tensors is zero and stays zero.
+Gradients, and states such as momentum, are twins of the weights: the same offsets. Within the weights, those that decay come first,
+so that an update with weight decay is one pass over two slices. Each tensor starts on a multiple of 256 bytes (a cache line, a GPU
+memory transaction and cuDNN's vector loads all divide that); the padding between tensors is zero and stays zero.
 On a CPU that syncs weights alone, the region of gradients is left out: each gradient stays in the memory that autograd made for it
 until the update has taken it. Moving them together first would cost 4 % of a step of ResNet-18, and nobody needs them in one piece.
 `buffers` are the module's floating-point buffers (batch-norm statistics), after two reserved numbers in which ranks tell each other
@@ -22,7 +22,7 @@ that they were asked to stop, and that a replica is left out. Those of a layer t
 frozen tensors. Integer and boolean buffers (batch norm's counters) are not averaged; each has memory of its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -67,6 +67,7 @@ class Layout:
     decayed: tuple[Slot, ...]
     undecayed: tuple[Slot, ...]
     frozen: tuple[Slot, ...]
+    states: tuple[str, ...]
 
     @property
     def weights(self) -> tuple[Slot, ...]:
@@ -74,20 +75,20 @@ class Layout:
         return self.decayed + self.undecayed
 
     def to_json(self) -> dict[str, Any]:
-        """Names, shapes, strides and offsets, for the checkpoint's header."""
+        """Names, shapes, strides and offsets, and the optimiser's states, for the checkpoint's header."""
         regions = {"buffers": self.buffers, "weights": self.weights, "frozen": self.frozen}
         slots = {region: [[s.name, list(s.shape), list(s.stride), s.offset] for s in slots] for region, slots in regions.items()}
-        return {"dtype": self.dtype, **slots}
+        return {"dtype": self.dtype, **slots, "states": list(self.states)}
 
 
 class Arena:
     """Moves a module's parameters and buffers into one allocation on `device`, and owns it.
 
     Works for any module whose floating-point parameters share one dtype: tied parameters get one slot, frozen ones
-    (`requires_grad` false) a slot without gradient and momentum. The module must already be built with its initial values.
+    (`requires_grad` false) a slot without gradient and states. The module must already be built with its initial values.
     Without `gathers`, the arena has no region for gradients; with `moves`, as on a CPU, each is moved there as soon as autograd has
     made it. `zeros` makes its memory: a communicator's, so that ranks share it. Frozen tensors that are `moving`, as the network
-    itself changes them, are averaged as buffers are.
+    itself changes them, are averaged as buffers are. `states`: what an optimiser keeps per weight, in the order of memory.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Arena:
         module: nn.Module,
         device: torch.device,
         *,
+        states: Sequence[str] = ("momentum",),
         channels_last: bool = False,
         gathers: bool = True,
         moves: bool | None = None,
@@ -104,12 +106,13 @@ class Arena:
         parameters = dict(module.named_parameters())
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         dtype = _common_dtype(chain(parameters.items(), buffers.items()))
-        self.layout = _plan(module, parameters, buffers, dtype, channels_last, moving)
+        self.layout = _plan(module, parameters, buffers, dtype, channels_last, moving, states)
+        extent = _extent(self.layout.weights, dtype)
         sizes = {
-            "gradients": _extent(self.layout.weights, dtype) if gathers else 0,
+            "gradients": extent if gathers else 0,
             "buffers": _extent(self.layout.buffers, dtype) or _aligned(1, dtype),
-            "weights": _extent(self.layout.weights, dtype),
-            "momentum": _extent(self.layout.weights, dtype),
+            "weights": extent,
+            "states": extent * len(states),
             "frozen": _extent(self.layout.frozen, dtype),
         }
         self.memory = zeros(sum(sizes.values()), dtype, device)
@@ -117,11 +120,11 @@ class Arena:
         self.gradients = self.memory[: ends["gradients"]]
         self.buffers = self.memory[ends["gradients"] : ends["buffers"]]
         self.weights = self.memory[ends["buffers"] : ends["weights"]]
-        self.momentum = self.memory[ends["weights"] : ends["momentum"]]
-        self.frozen = self.memory[ends["momentum"] : ends["frozen"]]
+        self.all_states = self.memory[ends["weights"] : ends["states"]]
+        self.states = {name: self.all_states[k * extent : (k + 1) * extent] for k, name in enumerate(states)}
+        self.frozen = self.memory[ends["states"] : ends["frozen"]]
         self.gradients_and_buffers = self.memory[: ends["buffers"]]
         self.model = self.memory[ends["gradients"] : ends["weights"]]
-        self.model_and_momentum = self.memory[ends["gradients"] : ends["momentum"]]
         self.state = self.memory[ends["gradients"] :]
         self.num_decayed = _extent(self.layout.decayed, dtype)
         self.num_parameters = sum(parameter.numel() for parameter in parameters.values())
@@ -155,9 +158,13 @@ class Arena:
         """Each trainable tensor, as a view, in the order of the layout."""
         return [slot.view(self.weights) for slot in self.layout.weights]
 
-    def momentum_views(self) -> list[torch.Tensor]:
-        """Each trainable tensor's momentum, as a view, in the order of the layout."""
-        return [slot.view(self.momentum) for slot in self.layout.weights]
+    def state_views(self, name: str) -> list[torch.Tensor]:
+        """What an optimiser keeps for each trainable tensor under that name, as a view, in the order of the layout."""
+        return [slot.view(self.states[name]) for slot in self.layout.weights]
+
+    def model_and(self, num_states: int) -> torch.Tensor:
+        """Buffers, weights and the first so many states, as one slice."""
+        return self.state[: self.model.numel() + num_states * self.weights.numel()]
 
     def gradient_tensors(self) -> list[torch.Tensor]:
         """Each trainable tensor's gradient, wherever it is, in the order of the layout and with the weight's strides."""
@@ -276,6 +283,7 @@ def _plan(  # noqa: PLR0917 - as the arena has them
     dtype: torch.dtype,
     channels_last: bool,
     moving: frozenset[str],
+    states: Sequence[str],
 ) -> Layout:
     norms = tuple(_norm_types())
     norm_parameters = {id(p) for m in module.modules() if isinstance(m, norms) for p in m.parameters(recurse=False)}
@@ -295,6 +303,7 @@ def _plan(  # noqa: PLR0917 - as the arena has them
         decayed=first,
         undecayed=_slots(undecayed, dtype, channels_last, _extent(first, dtype)),
         frozen=(*still, *_slots(held, dtype, False, _extent(still, dtype))),
+        states=tuple(states),
     )
 
 

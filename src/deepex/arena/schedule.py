@@ -6,8 +6,45 @@ schedule.rate(4.5)        # in the middle of the fifth epoch
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from deepex.arena.optimiser import OptimConfig
+from deepex.record.options import KeyRules, Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions(Options):
+    """The rate over time.
+
+    `scale_batch`: the total batch for which `rate` is meant; the rate then grows with the run's total batch, in proportion
+    (`scaling` linear) or with its root (sqrt). `decay_epochs` and `decay` belong to the schedule `step`, `power` to `polynomial`,
+    `final` (a fraction of the rate) to `polynomial` and `cosine`.
+    """
+
+    rate: float = 0.05
+    schedule: Literal["constant", "step", "polynomial", "cosine"] = "constant"
+    warmup_epochs: float = 0.0
+    decay_epochs: tuple[float, ...] = ()
+    decay: float = 0.1
+    power: float = 2.0
+    final: float = 0.0
+    scale_batch: int = 0
+    scaling: Literal["linear", "sqrt"] = "linear"
+
+    rules: ClassVar[KeyRules] = {
+        "rate": (lambda value: 0 < value <= 1e12, "above 0 and at most 1e12"),
+        "warmup_epochs": (lambda value: value >= 0, "at least 0"),
+        "scale_batch": (lambda value: value >= 0, "at least 0 (0: no scaling)"),
+        "final": (lambda value: 0 <= value <= 1, "between 0 and 1, a fraction of the rate"),
+        "decay": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+        "power": (lambda value: value > 0, "above 0"),
+    }
+
+
+def schedule_complaint(config: ScheduleOptions) -> str | None:
+    """Why these options cannot be together, in a sentence; None if they can."""
+    wrong = "optim.schedule is step without optim.decay_epochs: say when, for example [30, 60, 80]"
+    return wrong if config.schedule == "step" and not config.decay_epochs else None
 
 
 class Schedule:
@@ -18,7 +55,7 @@ class Schedule:
     `epochs`, as if there were none.
     """
 
-    def __init__(self, config: OptimConfig, *, epochs: int, total_batch: int) -> None:
+    def __init__(self, config: ScheduleOptions, *, epochs: int, total_batch: int) -> None:
         self._config, self._epochs = config, epochs
         ratio = total_batch / config.scale_batch if config.scale_batch else 1.0
         self.peak = config.rate * (math.sqrt(ratio) if config.scaling == "sqrt" else ratio)

@@ -6,7 +6,7 @@ deepex data pack cifar-10-batches-bin/ packed/cifar10 && deepex train cifar10
 deepex data pack mnist/ packed/mnist && deepex train mnist
 """
 
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.data.augment import AugmentConfig
 from deepex.training.config import RunConfig
 

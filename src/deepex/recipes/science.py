@@ -4,7 +4,7 @@ deepex data make atomai packed/atomai --images 27000 && deepex train atomai --se
 deepex data make pf packed/pf --images 100000 && deepex train pf --set data=packed/pf
 """
 
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.training.config import RunConfig
 
 

@@ -35,7 +35,7 @@ from deepex.record.clock import COMPUTE, PHASES
 from deepex.record.files import read_json, read_lines, storage_error, write_json, write_text
 from deepex.record.measure import EARLIER, LOSS, Measure
 from deepex.record.rule import Amount, Amounts, Count, Seconds, Shares, Times
-from deepex.record.schema import REMEDY, Config, Machine, State, checked, checked_line, read_moments
+from deepex.record.schema import REMEDY, Config, Machine, RunState, checked, checked_line, read_moments
 from deepex.record.table import dump_toml, load_toml
 
 SCHEMA: Final = 1
@@ -169,7 +169,7 @@ class RunDirectory:
     def state(self) -> dict[str, Any]:
         """What `run.json` says."""
         path = self.path / "run.json"
-        state: dict[str, Any] = checked(State, read_json(path, finite=True), path)
+        state: dict[str, Any] = checked(RunState, read_json(path, finite=True), path)
         return state
 
     def measures(self, epochs: Sequence[EpochRecord]) -> list[Measure]:

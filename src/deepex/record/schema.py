@@ -1,6 +1,6 @@
 """What the files of a run directory hold, and those of a study beside them, key by key.
 
-    checked(State, read_json(path), path)["ranks"]      # an int of 1 or more, or an error that names file, key and value
+    checked(RunState, read_json(path), path)["ranks"]      # an int of 1 or more, or an error that names file, key and value
 
 A later DeepEx may add keys, and an earlier one wrote fewer: unknown keys are kept, and one that is missing is an error of ours
 where it is looked up. EpochRecord, the schema of epochs.jsonl, is in run.py.
@@ -54,7 +54,7 @@ class Changed(TypedDict, total=False):
     keys: dict[str, Pair]
 
 
-class State(TypedDict, total=False):
+class RunState(TypedDict, total=False):
     """`run.json`."""
 
     schema: Any  # RunDirectory.open judges it

@@ -16,7 +16,7 @@ from torch import nn
 from typing_extensions import override
 
 from deepex.arena.arena import Arena
-from deepex.arena.optimiser import OptimConfig, Optimiser
+from deepex.arena.optimiser.base import Optimiser
 from deepex.data.feeds.feed import Feed
 from deepex.data.feeds.samples import Samples, Turn
 from deepex.data.prepare import Prepare
@@ -56,7 +56,6 @@ class StepInputs:
     """
 
     options: StepOptions
-    optim: OptimConfig
     network: nn.Module
     arena: Arena
     task: Task

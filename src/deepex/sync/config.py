@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from deepex.errors import ConfigError
+from deepex.record.options import KeyRules, Options, check_rules
 from deepex.record.table import check_types
 from deepex.sync.how import strategies, strategy_options
 from deepex.sync.how.strategy import Strategy
-from deepex.sync.options import KeyRules, Options, check_rules
 from deepex.sync.outer import outer_steps
 from deepex.sync.when import read_period, rule_options
 from deepex.sync.when.rule import PeriodRule
@@ -36,7 +36,7 @@ class SyncKeys(Options):
     `1 until 5 then 16` (of epochs: post-local SGD), or a rule of `sync/when`. The end of an epoch always syncs: validation,
     checkpoints and the rules that end a run need weights that all replicas share. Left out, it is the strategy's usual one.
     `momentum`, at a sync of weights: `average` it like the weights (twice the bytes, and afterwards the replicas are equal in every
-    respect), `reset` it to zero, or keep it `local` to each replica.
+    respect), `reset` it to zero, or keep it `local` to each replica; so too what else an optimiser keeps, if it does not differ.
     `outer`: an optimiser over syncs, one of `sync/outer`, with `outer_rate` and `outer_momentum` (0: the usual ones).
     `wire`: what is sent of a weight: `fp32`, `bf16` or `int8`, with error feedback.
     """

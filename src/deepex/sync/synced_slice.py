@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from deepex.arena.optimiser import MomentumAhead
+from deepex.arena.optimiser.base import MomentumAhead
 
 
 @dataclass(frozen=True)

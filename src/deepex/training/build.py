@@ -13,7 +13,7 @@ from functools import partial
 from deepex.arena.arena import Arena
 from deepex.arena.counters import Counters
 from deepex.arena.mode import begin_training
-from deepex.arena.optimiser import Optimiser
+from deepex.arena.optimiser import make_optimiser
 from deepex.arena.schedule import Schedule
 from deepex.comm import Communicator
 from deepex.comm.together import together
@@ -25,7 +25,7 @@ from deepex.step.choose import make_eager, make_runner
 from deepex.step.eager import EagerStep
 from deepex.step.runner import Runner, StepInputs
 from deepex.sync.meeting import ReplicaSet, make_meeting
-from deepex.sync.momentum import make_momentum
+from deepex.sync.states import make_states
 from deepex.task import make_task
 from deepex.training.batch_norm import Statistics
 from deepex.training.evaluate import Evaluator
@@ -47,7 +47,7 @@ def build(job: Job, comm: Communicator, *, resuming: bool = False, clock: PhaseC
     gathers = job.device.type != "cpu" or not updates
     schedule = Schedule(config.optim, epochs=config.epochs, total_batch=config.batch * replicas)
     rate, rule = schedule.during(shards.steps), config.sync.rule()
-    network, task = begin_training(job.network), make_task(config.task)
+    network, task, policies = begin_training(job.network), make_task(config.task), config.state_policies
     given = job.dataset.manifest.order == "given"
     samples = Samples(job.dataset.part("train"), shards, mine, seed=config.seed, shuffled=not given)
     prepare = Prepare(
@@ -59,24 +59,30 @@ def build(job: Job, comm: Communicator, *, resuming: bool = False, clock: PhaseC
     )
     with ExitStack() as made:
         arena = Arena(  # collective: ranks of a node may share its memory
-            network, job.device, channels_last=job.channels_last, gathers=gathers, zeros=comm.zeros, moving=job.moving
+            network,
+            job.device,
+            states=tuple(policies),
+            channels_last=job.channels_last,
+            gathers=gathers,
+            zeros=comm.zeros,
+            moving=job.moving,
         )
+        optimiser = make_optimiser(config.optim, arena)
         guard = NetworkGuard(network, arena, replicas=replicas)
         step = EagerStep(network, task, arena, prepare, precision=config.precision)
-        policy = config.sync.momentum if updates and replicas > 1 else "average"
-        counters, momentum = Counters(network, per_rank), make_momentum(policy, arena.momentum, replicas_per_rank=per_rank)
+        differ = updates and replicas > 1  # else nothing happens to states
+        states = make_states(policies if differ else {}, arena.states, replicas_per_rank=per_rank)
         feed = make_feed(job.placement, samples, job.device, comm=comm, verify=config.verify)  # collective
         made.callback(feed.close)
         inputs = StepInputs(
             options=config.step_options,
-            optim=config.optim,
             network=network,
             arena=arena,
             task=task,
             prepare=prepare,
             feed=feed,
             samples=samples,
-            optimiser=Optimiser(config.optim, arena),
+            optimiser=optimiser,
             rate=rate,
             updates=updates,
             turn_steps=rule.longest(shards.steps),
@@ -92,10 +98,10 @@ def build(job: Job, comm: Communicator, *, resuming: bool = False, clock: PhaseC
         if not resuming:
             comm.broadcast(arena.state)  # collective: the initial weights are rank 0's
             if wants_trial(job):
-                trial = SyncTrial(job, comm, arena, step, runner)  # collective
+                trial = SyncTrial(job, comm, optimiser, step, runner)  # collective
                 job = trial.settle(job)  # collective
                 rule = job.config.sync.rule()
-        synced = synced_slice(job, arena)
+        synced = synced_slice(job, optimiser)
         meeting = make_meeting(  # collective: sums, and communicators of its own
             job.config.sync,
             synced,
@@ -127,8 +133,8 @@ def build(job: Job, comm: Communicator, *, resuming: bool = False, clock: PhaseC
         runner=runner,
         clock=clock,
         step_by_rank=by_rank,
-        counters=counters,
-        momentum=momentum,
+        counters=Counters(network, per_rank),
+        states=states,
         rule=rule,
         meeting=meeting,
         statistics=statistics,

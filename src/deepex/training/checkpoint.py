@@ -7,9 +7,9 @@
 `NAME.safetensors` holds the arena's state as one flat tensor (and the network's integer buffers); `NAME.json` says where in the run
 it was taken and how the flat tensor is laid out. The .json is written last: a checkpoint without it does not exist. It has a
 checksum of all that it says, and of every tensor; a DamagedError tells that one of them does not match. Checkpoints are
-taken at a sync only, so any number of ranks that divides the replicas can resume. What replicas do not share (momentum that is
-`local`, weights with a strategy that lets them differ) has a file for each, written by its rank; what a strategy holds beside the
-arena, the same for all (outer momentum), is with the arena's state.
+taken at a sync only, so any number of ranks that divides the replicas can resume. What replicas do not share (states of the
+optimiser that are `local`, weights with a strategy that lets them differ) has a file for each, written by its rank; what a strategy
+holds beside the arena, the same for all (outer momentum), is with the arena's state.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from deepex.record.table import check_types
 from deepex.sync.agreement import KeptState
 from deepex.training.tensors import SizeError, read_into, write
 
-_SCHEMA: Final = 2
+_SCHEMA: Final = 3  # before there was one state, momentum; it was "local" or "shared"
 _MOST: Final = 1 << 53  # of what is counted
 _POSITION: Final = {"epoch", "step", "syncs", "sums"}
 _LATER: Final = {"apart", "lost", "worst", "own_crc32", "shared_crc32", "momenta_crc32", "rule"}  # of the first schema
@@ -122,7 +122,7 @@ def save(
             "lost": position.lost,
             "worst": position.worst,
             "replicas": replicas,
-            "momentum": "local" if "momentum" in kept.own else "shared",
+            "local": [name for name in arena.states if name in kept.own],
             "own_crc32": own,
             "crc32": write(path, {"arena": arena.state, **_counters(network), **shared}),
             "rule": rule,
@@ -184,13 +184,14 @@ def _problems(header: object) -> Iterator[str]:
     told = header.get("sha256")
     if header.get("schema") == 1 and told is None:  # written before there was a checksum of it
         yield from _problems_of_first(header)
-    elif header.get("schema") != _SCHEMA or told is None:
+    elif header.get("schema") not in (2, _SCHEMA) or told is None:
         yield f"its schema is {header.get('schema')!r}, and this DeepEx reads {_SCHEMA}"
         return
     elif told != _digest({key: value for key, value in header.items() if key != "sha256"}):
         yield "what it says does not match its checksum"
         return
     yield from _problems_of_position(header)
+    yield from _problems_of_states(header)
 
 
 def _problems_of_first(header: dict[str, Any]) -> Iterator[str]:
@@ -199,8 +200,6 @@ def _problems_of_first(header: dict[str, Any]) -> Iterator[str]:
         yield f"it has no {missing[0]!r}"
     if unknown := sorted({*header} - wanted - _LATER):
         yield f"it has {unknown[0]!r}, which nobody wrote"
-    if header.get("momentum") not in ("local", "shared"):
-        yield f"its 'momentum' is {header.get('momentum')!r}, neither 'local' nor 'shared'"
     if not _is_count(header.get("crc32")):
         yield f"its 'crc32' is {header.get('crc32')!r}, not a checksum"
     shared, own, momenta = (header.get(key) for key in ("shared_crc32", "own_crc32", "momenta_crc32"))
@@ -234,6 +233,19 @@ def _problems_of_position(header: dict[str, Any]) -> Iterator[str]:
             yield f"its {key!r} is not a table"
 
 
+def _problems_of_states(header: dict[str, Any]) -> Iterator[str]:
+    if header["schema"] != _SCHEMA:
+        if header.get("momentum") not in ("local", "shared"):
+            yield f"its 'momentum' is {header.get('momentum')!r}, neither 'local' nor 'shared'"
+        return
+    layout, local, own = header.get("layout", {}), header.get("local"), header.get("own_crc32", {})
+    names = layout.get("states")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        yield f"its states are {names!r}, not a list of different names"
+    elif not isinstance(local, list) or [name for name in names if name in local and name in own] != local:
+        yield f"its 'local' is {local!r}, not a list of states that each replica has of its own"
+
+
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < _MOST
 
@@ -255,34 +267,56 @@ def restore(checkpoint: Checkpoint, arena: Arena, network: nn.Module) -> None:
     """Read the state of a checkpoint into the arena of the same network; every rank reads for itself."""
     _check_layout(checkpoint, arena)
     _read(checkpoint, checkpoint.path, "arena", arena.state, _checksums(checkpoint)["arena"])
+    if (order := _states(checkpoint)) != [*arena.states]:
+        found = dict(zip(order, [state.clone() for state in arena.states.values()], strict=True))
+        for name, state in arena.states.items():
+            state.copy_(found[name])
     for name, buffer in _counters(network).items():
         _read(checkpoint, checkpoint.path, name, buffer, _checksums(checkpoint).get(name))
 
 
-def restore_momenta(checkpoint: Checkpoint, momenta: list[torch.Tensor], first: int, shared: torch.Tensor) -> None:
-    """Read the momentum of this rank's replicas, of which `first` is the first.
+def restore_states(checkpoint: Checkpoint, stored: dict[str, list[torch.Tensor]], first: int, arena: Arena) -> None:
+    """Read the states of which each of this rank's replicas has its own; `first` is the first of them.
 
-    Where the policy has changed: replicas that shared one, restored in the arena, each begin with it; that of replicas which had
-    their own is the mean of them.
+    Where the policy has changed: replicas that shared a state, restored in the arena, each begin with it; that of replicas which
+    had their own is the mean of them.
     """
-    if checkpoint.header["momentum"] != "local":
-        for momentum in momenta:
-            momentum.copy_(shared)
-        return
-    for index, momentum in enumerate(momenta):
-        _read_own(checkpoint, "momentum", first + index, momentum)
-    if not momenta:
-        replicas, one = checkpoint.header["replicas"], torch.empty_like(shared)
-        shared.zero_()
-        for replica in range(replicas):
-            _read_own(checkpoint, "momentum", replica, one)
-            shared.add_(one, alpha=1 / replicas)
+    local = _local(checkpoint)
+    for name, shared in arena.states.items():
+        own = stored.get(name, [])
+        for index, state in enumerate(own):
+            if name in local:
+                _read_own(checkpoint, name, first + index, state)
+            else:
+                state.copy_(shared)
+        if name in local and not own:
+            _read_mean(checkpoint, name, shared)
+
+
+def _read_mean(checkpoint: Checkpoint, name: str, shared: torch.Tensor) -> None:
+    replicas, one = checkpoint.header["replicas"], torch.empty_like(shared)
+    shared.zero_()
+    for replica in range(replicas):
+        _read_own(checkpoint, name, replica, one)
+        shared.add_(one, alpha=1 / replicas)
+
+
+def _states(checkpoint: Checkpoint) -> list[str]:
+    """The states of its optimiser, in the order of memory; before the third schema there was no other than momentum."""
+    header = checkpoint.header
+    return list(header["layout"]["states"]) if header["schema"] == _SCHEMA else ["momentum"]
+
+
+def _local(checkpoint: Checkpoint) -> list[str]:
+    """Those of which each replica has its own."""
+    header = checkpoint.header
+    return list(header["local"]) if header["schema"] == _SCHEMA else ["momentum"] * (header["momentum"] == "local")
 
 
 def restore_state(checkpoint: Checkpoint, state: KeptState, first: int) -> bool:
     """Read what a strategy kept beside the arena, of this rank's replicas those from `first` on; whether there was anything."""
     shared = {name.removeprefix("shared:"): sum_ for name, sum_ in _checksums(checkpoint).items() if name.startswith("shared:")}
-    own = [what for what in checkpoint.header.get("own_crc32", {}) if what != "momentum"]
+    own = [what for what in checkpoint.header.get("own_crc32", {}) if what not in _states(checkpoint)]
     if unknown := sorted({*own} - {*state.own}):
         raise RunError(
             f"checkpoint {checkpoint.path} has {', '.join(unknown)} of each replica, which this sync.strategy does not know: "
@@ -311,7 +345,7 @@ def _read_own(checkpoint: Checkpoint, what: str, replica: int, tensor: torch.Ten
 def _checksums(checkpoint: Checkpoint) -> dict[str, int]:
     """Of the tensors that are the same for all replicas, by name."""
     header = checkpoint.header
-    if header["schema"] == _SCHEMA:
+    if header["schema"] > 1:
         found: dict[str, int] = header["crc32"]
         return found
     return {"arena": header["crc32"], **{f"shared:{name}": one for name, one in header.get("shared_crc32", {}).items()}}
@@ -319,7 +353,7 @@ def _checksums(checkpoint: Checkpoint) -> dict[str, int]:
 
 def _read(checkpoint: Checkpoint, path: Path, name: str, target: torch.Tensor, expected: int | None) -> None:
     """Read a tensor; `expected` is its checksum, None where none was written."""
-    if expected is None and checkpoint.header["schema"] == _SCHEMA:
+    if expected is None and checkpoint.header["schema"] > 1:
         raise RunError(
             f"checkpoint {checkpoint.path} has no {name}, which this network keeps: resume with the run's own configuration"
         )
@@ -355,8 +389,14 @@ def _counters(network: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _check_layout(checkpoint: Checkpoint, arena: Arena) -> None:
-    ours, theirs = arena.layout.to_json(), checkpoint.header["layout"]
-    if ours == theirs:
+    ours, theirs = arena.layout.to_json(), checkpoint.header["layout"] | {"states": _states(checkpoint)}
+    if {*ours["states"]} != {*theirs["states"]}:
+        kept, wanted = (" and ".join(layout["states"]) or "nothing" for layout in (theirs, ours))
+        raise RunError(
+            f"checkpoint {checkpoint.path} is of another optimiser: it has {kept} of each weight, and this one keeps {wanted}; "
+            "resume with the run's own optim.method"
+        )
+    if ours | {"states": theirs["states"]} == theirs:
         return
     for region in ("weights", "frozen", "buffers"):
         mine, other = ({slot[0]: slot[1] for slot in layout[region]} for layout in (ours, theirs))

@@ -7,7 +7,7 @@ from_table(RunConfig, to_table(config)) == config
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, Literal
 
-from deepex.arena.optimiser import OptimConfig
+from deepex.arena.optimiser.config import OptimConfig
 from deepex.data.augment import AugmentConfig
 from deepex.errors import ConfigError
 from deepex.record.table import check_types
@@ -85,6 +85,11 @@ class RunConfig:
         target.check(task_kind(self.task).measures, self.task)
         if target.part == "validation" and self.validate == "none":
             raise ConfigError(f"target is {self.target!r}, but validate is none: set validate=parallel")
+
+    @property
+    def state_policies(self) -> dict[str, str]:
+        """What becomes of each of the optimiser's states at a sync of weights, in the order of memory."""
+        return self.optim.policies(self.sync.momentum)
 
     @property
     def step_options(self) -> StepOptions:

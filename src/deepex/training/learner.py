@@ -90,7 +90,7 @@ class Learner:
         parts, runner = self.parts, self.parts.runner
         parts.meeting.begin(turn)
         if not turn.resumes:
-            parts.momentum.begin(turn.index)
+            parts.states.begin(turn.index)
             parts.counters.begin(first=turn.first, opens=turn.opens)
         parts.clock.mark(SYNC)
         careful, done = parts.job.replicas > 1 and parts.meeting.leaves_out, turn.start
@@ -106,7 +106,7 @@ class Learner:
         parts.arena.take_back_buffers()
         if careful:
             self._lose_if_astray(turn, before)
-        parts.momentum.end(turn.index)
+        parts.states.end(turn.index)
         parts.counters.end(turn.index, first=turn.first)
         parts.clock.mark(SYNC)
         parts.meeting.end(turn, self.rate)
@@ -131,7 +131,7 @@ class Learner:
         if not samples or (math.isfinite(loss) and loss / samples <= self._most_loss):
             return
         parts.runner.sums.copy_(before)
-        parts.arena.momentum.zero_()
+        parts.arena.all_states.zero_()
         parts.meeting.lose()
         self.lost += 1
         self.lost_samples += samples
@@ -140,8 +140,8 @@ class Learner:
         """What a checkpoint must keep beside the arena. Collective."""
         agreement = self.parts.meeting.agreement
         agreement.settle()
-        kept, momenta = agreement.kept(), self.parts.momentum.stored()
-        return KeptState(shared=kept.shared, own={**kept.own, **({"momentum": momenta} if momenta else {})})
+        kept = agreement.kept()
+        return KeptState(shared=kept.shared, own={**kept.own, **self.parts.states.stored()})
 
     def drift_row(self) -> list[float]:
         """How far replicas were apart at the syncs of the epoch, or since `look`, for `Drift.shares`."""

@@ -12,7 +12,7 @@ from deepex.record.clock import PhaseClock
 from deepex.step.eager import EagerStep
 from deepex.step.runner import Rate, Runner
 from deepex.sync.meeting import Meeting
-from deepex.sync.momentum import MomentumPolicy
+from deepex.sync.states import ReplicaStates
 from deepex.sync.when.rule import PeriodRule
 from deepex.task.task import Task
 from deepex.training.batch_norm import Statistics
@@ -43,7 +43,7 @@ class Parts:
     clock: PhaseClock
     step_by_rank: dict[str, list[dict[str, str]]]
     counters: Counters
-    momentum: MomentumPolicy
+    states: ReplicaStates
     rule: PeriodRule
     meeting: Meeting
     statistics: Statistics | None

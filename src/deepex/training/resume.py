@@ -161,7 +161,7 @@ def _restore(checkpoint: checkpoints.Checkpoint, parts: Parts) -> tuple[checkpoi
     """
     first = parts.mine[0]
     checkpoints.restore(checkpoint, parts.arena, parts.network)
-    checkpoints.restore_momenta(checkpoint, parts.momentum.stored(), first, parts.arena.momentum)
+    checkpoints.restore_states(checkpoint, parts.states.stored(), first, parts.arena)
     kept = checkpoints.restore_state(checkpoint, parts.meeting.agreement.state(), first)
     parts.rule.restore(checkpoint.header.get("rule", {}))
     position, drift = checkpoint.position, parts.meeting.drift

@@ -196,15 +196,16 @@ def _placement(config: RunConfig, facts: Facts, rank: RankFacts, shards: Shards)
 def _arena_slices(config: RunConfig, per_rank: int, *, on_gpu: bool) -> int:
     """How many times the weights a rank holds.
 
-    With gradients and momentum; on a GPU also the gradients that a captured step makes (in bf16 of half the size, and as much for
-    the bf16 weights where gradients are gathered); momenta of several replicas, which wait in host memory; for outer momentum what
-    it steps from, and its velocity; and what the strategy, or the wire's code, holds beside.
+    With gradients and the optimiser's states; on a GPU also the gradients that a captured step makes (in bf16 of half the size, and
+    as much for the bf16 weights where gradients are gathered); local states of several replicas, which wait in host memory; for
+    outer momentum what it steps from, and its velocity; and what the strategy, or the wire's code, holds beside.
     """
-    sync, agreed = config.sync, 2 if config.sync.momentum == "average" else 1
-    slices = (4 if on_gpu else 3) + 2 * (sync.outer != "none")
+    sync, policies = config.sync, [*config.state_policies.values()]
+    agreed = 1 + policies.count("average")
+    slices = 2 + len(policies) + on_gpu + 2 * (sync.outer != "none")
     if sync.wire != "fp32":
         return slices + slices_of_each(per_rank) * agreed
-    waiting = per_rank if per_rank > 1 and sync.momentum == "local" and not on_gpu else 0
+    waiting = per_rank * policies.count("local") if per_rank > 1 and not on_gpu else 0
     return slices + sync.kind.slices(sync, per_rank=per_rank, deterministic=config.deterministic) * agreed + waiting
 
 

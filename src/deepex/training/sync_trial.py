@@ -1,6 +1,6 @@
 """How many steps a sync takes, tried before a run begins; what `auto` leaves to that is settled by it.
 
-trial = SyncTrial(job, comm, arena, step, runner)        # collective
+trial = SyncTrial(job, comm, optimiser, step, runner)        # collective
 job = trial.settle(job)                                  # collective
 rule.measured(trial.steps_for(nbytes))                   # collective
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from deepex.arena.arena import Arena
+from deepex.arena.optimiser.base import Optimiser
 from deepex.comm import Communicator
 from deepex.step.eager import EagerStep
 from deepex.step.runner import Runner
@@ -36,9 +36,9 @@ class SyncTrial:
     `sync.cost` of the configuration is believed, and then nothing is measured.
     """
 
-    def __init__(self, job: Job, comm: Communicator, arena: Arena, step: EagerStep, runner: Runner) -> None:
-        self._comm, self._arena, self._told = comm, arena, job.config.sync.cost
-        self._synced = synced_slice(job, arena)
+    def __init__(self, job: Job, comm: Communicator, optimiser: Optimiser, step: EagerStep, runner: Runner) -> None:
+        self._comm, self._arena, self._told = comm, optimiser.arena, job.config.sync.cost
+        self._synced = synced_slice(job, optimiser)
         self._step_seconds = 0.0
         if not self._told:
             seconds = runner.step_seconds or step.trial_seconds(job.shards.batch)
@@ -69,9 +69,10 @@ class SyncTrial:
         return self._synced.momentum_ahead is not None and self._comm.overlaps and (bool(self._told) or not shares)
 
     def _sum_seconds(self, nbytes: int) -> float:
-        """How long the slowest rank takes for a sum; on momentum, which is zero before the first step."""
-        momentum, seconds = self._arena.momentum, list[float]()
-        some = momentum[: -(-nbytes // momentum.itemsize)]
+        """How long the slowest rank takes for a sum; on an optimiser's states, which are zero before the first step."""
+        arena, seconds = self._arena, list[float]()
+        states = arena.all_states if arena.states else torch.zeros_like(arena.weights)
+        some = states[: -(-nbytes // states.itemsize)]
         for _ in range(_TRIALS):
             self._comm.barrier()
             began = perf_counter()

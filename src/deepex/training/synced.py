@@ -1,14 +1,15 @@
 """Where in a job's arena the numbers lie on which its replicas agree."""
 
 from deepex.arena.arena import Arena
-from deepex.arena.optimiser import momentum_ahead
+from deepex.arena.optimiser.base import Optimiser
 from deepex.sync.drift import Drift
 from deepex.sync.synced_slice import MatrixSlot, SyncedSlice
 from deepex.training.job import Job
 
 
-def synced_slice(job: Job, arena: Arena) -> SyncedSlice:
-    """The gradients and buffers, or the weights, buffers and what of the optimiser's state is averaged."""
+def synced_slice(job: Job, optimiser: Optimiser) -> SyncedSlice:
+    """The gradients and buffers; or the weights, buffers and those states of the optimiser that are averaged."""
+    arena = optimiser.arena
     buffers, weights = arena.buffers.numel(), arena.weights.numel()
     if job.config.sync.kind.sums_gradients:
         gradients = arena.gradients.numel()
@@ -17,8 +18,8 @@ def synced_slice(job: Job, arena: Arena) -> SyncedSlice:
         return SyncedSlice(
             agreed=arena.gradients_and_buffers, buffers=held, weights=slice(0, 0), own=held, request=gradients, slots=slots
         )
-    policy = job.config.sync.momentum
-    agreed = arena.model_and_momentum if policy == "average" else arena.model
+    policies, ahead = job.config.state_policies, optimiser.ahead()
+    agreed = arena.model_and([*policies.values()].count("average"))
     matrices = (slot for slot in arena.layout.decayed if len(slot.shape) > 1 and slot.count)
     return SyncedSlice(
         agreed=agreed,
@@ -28,7 +29,7 @@ def synced_slice(job: Job, arena: Arena) -> SyncedSlice:
         request=0,
         lost=1,
         matrices=tuple(MatrixSlot(slot.offset, slot.shape[0], slot.count // slot.shape[0]) for slot in matrices),
-        momentum_ahead=momentum_ahead(job.config.optim, arena) if policy != "reset" else None,
+        momentum_ahead=ahead if ahead and policies[ahead.state] != "reset" else None,
     )
 
 

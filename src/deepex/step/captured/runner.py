@@ -33,8 +33,9 @@ from deepex.step.captured.fusion.parts import FusionContext
 from deepex.step.captured.fusion.trace import host_random
 from deepex.step.captured.graph import replace_memsets
 from deepex.step.captured.kernels.loss import loss_and_sums, unit
-from deepex.step.captured.kernels.update import Gradients, finish_kernel, update
+from deepex.step.captured.kernels.update import Gradients, finish_kernel
 from deepex.step.captured.linear_ops import Lane
+from deepex.step.captured.updates import CapturedUpdate
 from deepex.step.eager import generator_of
 from deepex.step.runner import Runner, StepChoice, StepInputs
 
@@ -69,16 +70,15 @@ class CapturedRunner(Runner):
 
     def __init__(self, inputs: StepInputs, clock: PhaseClock) -> None:
         self._inputs, self._clock, self._device = inputs, clock, inputs.arena.memory.device
-        self._bf16, self._adapts = inputs.options.precision == "bf16", inputs.optim.method == "lars"
-        gathers = self._adapts or not inputs.updates
-        self._twin = Bf16Weights(inputs.arena, bf16=self._bf16, spare=None if gathers else inputs.arena.gradients)
+        self._bf16, self._update = inputs.options.precision == "bf16", CapturedUpdate(inputs.optimiser)
+        self._gathers = self._update.gathers or not inputs.updates
+        self._twin = Bf16Weights(inputs.arena, bf16=self._bf16, spare=None if self._gathers else inputs.arena.gradients)
         self._lane = Lane(self._device)
         key = torch.zeros(1, dtype=torch.int64, device=self._device)
         folds = not inputs.task.needs_images
         self._fused = self._fuse(FusionContext(weights=self._twin.of, lane=self._lane, key=key, folds=folds, room=self._twin.room))
         self._source = BatchTable(inputs, self._fused.fold, key, most_steps_at_once=_MOST_STEPS)
         self.sums = torch.zeros(1 + len(inputs.task.measures), dtype=torch.float64, device=self._device)
-        self._gathered = self._make_gathered()
         self._random, self._row, self.step_seconds = False, 0, 0.0
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._pool: Any = None
@@ -142,11 +142,11 @@ class CapturedRunner(Runner):
         table.point(self._twin.gradients(self._lane))
         if not capturing:
             table.send()
-        if not inputs.updates or self._adapts:
+        if self._gathers:
             table.gather(inputs.arena.gradients)
         clock.mark(BACKWARD)
         if inputs.updates:
-            self._update(table)
+            self._update(table, self._twin, self._source.rates, self._source.cursor)
         for total, value in zip(self.sums[2:], others, strict=True):
             total.add_(value)
         finish_kernel[(1,)](self.sums, loss, first, self._source.cursor, float(size), num_warps=1)
@@ -173,29 +173,6 @@ class CapturedRunner(Runner):
 
     def _allocated(self) -> int:
         return torch.cuda.memory_allocated(self._device) if self._stream is not None else 0
-
-    def _update(self, table: Gradients) -> None:
-        arena, optim = self._inputs.arena, self._inputs.optim
-        if self._gathered is not None:
-            self._inputs.optimiser.adapt(arena.gradient_tensors())
-            table = self._gathered
-        decay = optim.weight_decay if optim.method == "sgd" else 0.0
-        update(
-            *(table, arena, self._twin.shadow, self._source.rates, self._source.cursor),
-            momentum=optim.momentum,
-            decay=decay,
-            nesterov=optim.nesterov,
-        )
-
-    def _make_gathered(self) -> Gradients | None:
-        """The table of the arena's own gradients, where they are adapted (LARS) between being gathered and used."""
-        arena = self._inputs.arena
-        if not self._adapts:
-            return None
-        table = Gradients(arena, decays=False)
-        table.point(arena.gradient_tensors())
-        table.send()
-        return table
 
     def _fuse(self, means: FusionContext) -> Fused:
         """The kernels want maps in channels-last order."""
@@ -224,9 +201,7 @@ class CapturedRunner(Runner):
             self._put_back(kept)
 
     def _prepare(self, size: int, steps: int) -> Graph:
-        optim, arena = self._inputs.optim, self._inputs.arena
-        decays = optim.weight_decay > 0 and optim.method == "sgd"
-        tables = [Gradients(arena, decays=decays) for _ in range(steps)]
+        tables = [self._update.table() for _ in range(steps)]
         if self._stream is None:
             self._warm_up(size, tables[0])
             return Graph(size, steps, lambda: self._step(size, tables[0], capturing=False), tables)

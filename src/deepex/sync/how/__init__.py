@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from deepex.record.options import Options, load_kinds, options_in
 from deepex.sync.how.strategy import Strategy
-from deepex.sync.options import Options, load_kinds, options_in
 
 STRATEGIES: Final = ["weights", "gradients", "hierarchical", "background", "elastic", "streaming", "auto"]
 

@@ -35,9 +35,9 @@ from typing_extensions import override
 
 from deepex.comm.background import Background, Pending
 from deepex.comm.base import Communicator, own_zeros
+from deepex.record.options import PARTS, SHARE, KeyRules, Options
 from deepex.sync.agreement import Agreement, KeptState
 from deepex.sync.how.strategy import AgreementInputs, Strategy, slices_of_each
-from deepex.sync.options import PARTS, SHARE, KeyRules, Options
 from deepex.sync.synced_slice import SyncedSlice, cut
 from deepex.sync.total import Total, make_total
 from deepex.sync.when.rule import Situation

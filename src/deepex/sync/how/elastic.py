@@ -13,9 +13,9 @@ import torch
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
+from deepex.record.options import SHARE, KeyRules, Options
 from deepex.sync.agreement import Agreement, KeptState
 from deepex.sync.how.strategy import AgreementInputs, Strategy, slices_of_each
-from deepex.sync.options import SHARE, KeyRules, Options
 from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import Total
 

@@ -24,9 +24,9 @@ from typing_extensions import override
 from deepex.comm.background import Background, Pending
 from deepex.comm.base import Communicator
 from deepex.errors import FailureError
+from deepex.record.options import PARTS, KeyRules, Options
 from deepex.sync.agreement import Agreement
 from deepex.sync.how.strategy import AgreementInputs, Strategy
-from deepex.sync.options import PARTS, KeyRules, Options
 from deepex.sync.synced_slice import SyncedSlice
 
 GradientSlot = tuple[int, int]  # where a weight's gradient begins, and how many numbers it has

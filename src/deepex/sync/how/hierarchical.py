@@ -15,9 +15,9 @@ from typing_extensions import override
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import AgreedError
 from deepex.errors import ConfigError
+from deepex.record.options import KeyRules, Options
 from deepex.sync.agreement import Agreement
 from deepex.sync.how.strategy import AgreementInputs, GroupLevel, Strategy
-from deepex.sync.options import KeyRules, Options
 from deepex.sync.when.rule import Situation
 
 

@@ -14,9 +14,9 @@ import torch
 from typing_extensions import override
 
 from deepex.comm.base import Communicator
+from deepex.record.options import PARTS, KeyRules, Options
 from deepex.sync.agreement import Agreement, KeptState
 from deepex.sync.how.strategy import AgreementInputs, Strategy, slices_of_each
-from deepex.sync.options import PARTS, KeyRules, Options
 from deepex.sync.synced_slice import SyncedSlice, cut
 from deepex.sync.total import Total
 from deepex.sync.when.rule import Situation

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from deepex.sync.options import load_kinds
+from deepex.record.options import load_kinds
 from deepex.sync.outer.outer_step import OuterStep
 from deepex.sync.synced_slice import SyncedSlice
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from deepex.errors import ConfigError
-from deepex.sync.options import Options, load_kinds, options_in
+from deepex.record.options import Options, load_kinds, options_in
 from deepex.sync.when.rule import PeriodRule, Reader, Situation
 
 RULES: Final = ["fixed", "until", "adacomm", "qsr", "auto"]

@@ -9,7 +9,7 @@ from typing import ClassVar, Final, final
 
 from typing_extensions import override
 
-from deepex.sync.options import KeyRules, Options
+from deepex.record.options import KeyRules, Options
 from deepex.sync.when.rule import NEVER, PeriodRule, RateOfStep, Reader
 
 WRITTEN: Final = "qsr"

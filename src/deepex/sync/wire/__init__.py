@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from deepex.sync.options import load_kinds
+from deepex.record.options import load_kinds
 from deepex.sync.wire.code import Code
 
 WIRES: Final = ["bf16", "int8"]

@@ -109,7 +109,7 @@ def update(
 ) -> None:
     """SGD with momentum, at the rate in row `cursor` of `rates`."""
     update_kernel[(gradients.count,)](
-        *(gradients.table, arena.weights, arena.momentum, arena.weights if shadow is None else shadow, rates, cursor),
+        *(gradients.table, arena.weights, arena.states["momentum"], arena.weights if shadow is None else shadow, rates, cursor),
         *(momentum, decay, momentum > 0, nesterov, shadow is not None, BLOCK),
         num_warps=4,
     )

@@ -1,4 +1,4 @@
-"""What a file of `when/` and `how/` declares of its own among the keys of `sync.*`.
+"""What a file of optimisers, period rules or strategies declares of its own among the keys of a table.
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticOptions(Options):
