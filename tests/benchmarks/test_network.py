@@ -12,6 +12,7 @@ import pytest
 
 import network
 from network import NetworkError, SlowNetwork
+from tests.full import examples
 
 SLEEP = f"1{os.getpid():07d}"  # how a rank of these tests is found among all processes
 
@@ -126,7 +127,7 @@ with SlowNetwork(2) as network:
 
 
 @pytest.mark.usefixtures("possible")
-@pytest.mark.parametrize("launcher", ["torch", "mpi"])
+@pytest.mark.parametrize("launcher", examples(["mpi"], ["torch", "mpi"]))
 def test_ranks_sum_over_the_link(launcher):
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with SlowNetwork(2, "1gbit") as hosts:

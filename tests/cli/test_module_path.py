@@ -61,10 +61,11 @@ def test_a_network_of_the_current_directory_is_found_last(ranks: str, safe: bool
 @pytest.mark.slow
 @SAFE
 def test_the_runs_of_a_study_find_it_too(safe: bool, folder: Path) -> None:
-    options = ("--ranks", "2", "--names", "deepex,pytorch", "--repeats", "1", "--out", "study")
+    ranks = examples(1, 2)
+    options = ("--ranks", str(ranks), "--names", "deepex,pytorch", "--repeats", "1", "--out", "study")
     run(folder, "-m", "deepex", "study", "frameworks", "mine.toml", *options, safe=safe)
     study = StudyDirectory.open(folder / "study")
-    assert [(study.status(planned), planned.ranks) for planned in study.plan] == [("finished", 2)] * 2
+    assert [(study.status(planned), planned.ranks) for planned in study.plan] == [("finished", ranks)] * 2
 
 
 @pytest.mark.slow

@@ -76,7 +76,11 @@ except CommError as error:
 
 
 @pytest.mark.parametrize(
-    ("level", "said"), [("serialized", "initialise it with MPI.Init_thread(MPI.THREAD_MULTIPLE)"), ("multiple", "well")]
+    ("level", "said"),
+    [
+        ("serialized", "initialise it with MPI.Init_thread(MPI.THREAD_MULTIPLE)"),
+        *examples([], [("multiple", "well")]),
+    ],  # the pool's
 )
 def test_the_thread_level_of_a_communicator_that_is_handed_over_counts(level: str, said: str) -> None:
     result = run_ranks(2, "-c", HANDED_OVER, level)

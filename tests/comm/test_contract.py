@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.comm.contract import CHECKS, check_on_ranks
-from tests.full import FULL
+from tests.full import FULL, examples
 from tests.mpi import HANGS, ROOT, rank_environ, run_ranks
 from tests.pool import RankPool
 
@@ -35,7 +35,7 @@ def test_contract_of_the_others(name: str, size: int, ranks: RankPool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 4] if FULL else [4])
+@pytest.mark.parametrize("size", examples([2], [2, 3, 4]))
 def test_contract_with_a_lower_thread_level(size: int) -> None:
     """In processes of their own, since MPI starts once in each; this is also how `connect` finds the others."""
     words = ("mpi", "gloo") if FULL else ("mpi",)

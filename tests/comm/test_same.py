@@ -16,7 +16,7 @@ from deepex.comm import as_communicator
 from deepex.comm.launch import launcher_prefix
 from deepex.errors import ConfigError
 from deepex.record.table import parse_assignments
-from tests.full import FULL
+from tests.full import examples
 from tests.mpi import HANGS, ROOT, own_lines, rank_environ
 from tests.pool import RankPool
 
@@ -45,7 +45,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize("setting", DIFFERENT if FULL else ["seed=5", "comm=gloo"])
+@pytest.mark.parametrize("setting", examples(["comm=gloo"], [*DIFFERENT]))
 def test_another_setting_on_one_rank_is_told_once(setting: str, tmp_path: Path) -> None:
     ended = train(setting, tmp_path / "run")
     assert ended.returncode == 2, ended.stderr

@@ -14,6 +14,7 @@ import pytest
 from deepex.comm.launch import launcher_prefix
 from deepex.record.run import hold, is_held
 from tests.comm.faults import with_fault
+from tests.full import examples
 from tests.mpi import HANGS, ROOT, own_lines, rank_environ, run_ranks
 
 TRAIN = ("train", "fashion", "--set", "epochs=1", "--set", "samples=64", "--set", "batch=8", "--set", "validate=none", "--quiet")
@@ -57,34 +58,37 @@ SILENT = "has not answered for"
 slow = pytest.mark.slow
 FAULTS = [
     ("ours", (), 1, "python", "exit 0", ENDED),
-    pytest.param("ours", (), 1, "python", "exit 3", ENDED, marks=slow),
-    pytest.param("ours", (), 1, "python", "signal 9", ENDED, marks=slow),
     pytest.param("ours", (), 1, "python", "sleep", "", marks=slow),
     ("ours", (), 1, "deepex.cli", "raise", ENDED),
     ("ours", (), 1, "mpi4py.MPI", "raise", "rank 1 on .*: no MPI library could be loaded: libmade_up"),
-    pytest.param("ours", (), 1, "mpi4py.MPI", "exit 0", ENDED, marks=slow),
-    pytest.param("ours", (), 0, "mpi4py.MPI", "signal 9", ENDED, marks=slow),
     ("ours", (), 1, "torch", "raise", "rank 1 on .*: ImportError: libmade_up"),
     ("ours", (), 1, "torch", "exit 0", ENDED),
-    pytest.param("ours", (), 1, "torch", "exit 3", ENDED, marks=slow),
     pytest.param("ours", (), 1, "torch", "signal 11", ENDED, marks=slow),
     pytest.param("ours", (), 1, "torch", "sleep", f"rank 1 on .* {SILENT}", marks=slow),
-    pytest.param("ours", (), 0, "torch", "sleep", f"rank 0 on .* {SILENT}", marks=slow),
     ("ours", GLOO, 1, "deepex.comm.distributed", "raise", "rank 1 on .*: cannot join the others: ImportError: libmade_up"),
     pytest.param("ours", GLOO, 0, "deepex.comm.distributed", "sleep", WAITED, marks=slow),
-    pytest.param("ours", GLOO, 1, "deepex.comm.distributed", "exit 0", ENDED, marks=slow),
     pytest.param("ours", (), 1, "deepex.comm.mpi", "raise", "rank 1 on .*: cannot join the others: ImportError", marks=slow),
     pytest.param("mpiexec", (), 1, "python", "sleep", WAITED, marks=slow),
-    pytest.param("mpiexec", (), 1, "mpi4py.MPI", "raise", "rank 1 on .*: no MPI library could be loaded", marks=slow),
     pytest.param("mpiexec", (), 1, "torch", "raise", "rank 1 on .*: ImportError: libmade_up", marks=slow),
-    pytest.param("mpiexec", (), 0, "torch", "sleep", f"rank 0 on .* {SILENT}", marks=slow),
-    pytest.param("mpiexec", GLOO, 1, "deepex.comm.distributed", "sleep", WAITED, marks=slow),
     pytest.param("torchrun", (), 1, "torch", "exit 0", WAITED, marks=slow),
     pytest.param("torchrun", (), 1, "deepex.training.run", "raise", "rank 1 on .*: ImportError: libmade_up", marks=slow),
 ]
+# Other ways to end, and other ranks, at the same moments.
+MORE_FAULTS = [
+    pytest.param("ours", (), 1, "python", "exit 3", ENDED, marks=slow),
+    pytest.param("ours", (), 1, "python", "signal 9", ENDED, marks=slow),
+    pytest.param("ours", (), 1, "mpi4py.MPI", "exit 0", ENDED, marks=slow),
+    pytest.param("ours", (), 0, "mpi4py.MPI", "signal 9", ENDED, marks=slow),
+    pytest.param("ours", (), 1, "torch", "exit 3", ENDED, marks=slow),
+    pytest.param("ours", (), 0, "torch", "sleep", f"rank 0 on .* {SILENT}", marks=slow),
+    pytest.param("ours", GLOO, 1, "deepex.comm.distributed", "exit 0", ENDED, marks=slow),
+    pytest.param("mpiexec", (), 1, "mpi4py.MPI", "raise", "rank 1 on .*: no MPI library could be loaded", marks=slow),
+    pytest.param("mpiexec", (), 0, "torch", "sleep", f"rank 0 on .* {SILENT}", marks=slow),
+    pytest.param("mpiexec", GLOO, 1, "deepex.comm.distributed", "sleep", WAITED, marks=slow),
+]
 
 
-@pytest.mark.parametrize(("launcher", "more", "rank", "moment", "how", "said"), FAULTS)
+@pytest.mark.parametrize(("launcher", "more", "rank", "moment", "how", "said"), [*FAULTS, *examples([], MORE_FAULTS)])
 def test_a_rank_that_fails_at_the_start_ends_the_job(  # noqa: PLR0917 - the columns of the table
     launcher: str, more: tuple[str, ...], rank: int, moment: str, how: str, said: str, tmp_path: Path
 ) -> None:
@@ -194,7 +198,7 @@ comm.barrier()
 """
 
 
-@pytest.mark.parametrize("leaves", ["os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize("leaves", ["os._exit(0)", *examples([], ["os._exit(3)", "os.kill(os.getpid(), 9)"])])
 def test_a_rank_that_leaves_in_the_middle_fails_the_job_whatever_its_code(leaves: str, tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(LEAVING.replace("{leaves}", leaves))
     ended = end_of([sys.executable, "-m", "deepex.comm.on_ranks", "2", "leaving"], PYTHONPATH=str(tmp_path))
