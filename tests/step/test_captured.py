@@ -140,16 +140,16 @@ def test_an_optimiser_without_a_kernel_of_its_own(changes: dict, small: str, mon
         object.__setattr__(config.optim, key, value)
     with monkeypatch.context() as patch:
         eager, captured = (_learner(patch, config, captured=choice) for choice in (False, True))
-        before = eager.arena.weights.clone()
+        before = eager.parts.arena.weights.clone()
         expected, found = _train(eager)[-1], _train(captured)[-1]
-    assert list(captured.arena.states) == ["mean", "squares"]
-    assert all(bool(state.any()) for state in captured.arena.states.values())
+    assert list(captured.parts.arena.states) == ["mean", "squares"]
+    assert all(bool(state.any()) for state in captured.parts.arena.states.values())
     exact = config.precision != "bf16"
     assert found == pytest.approx(expected, rel=1e-4 if exact else 0.1)
-    moved, reference = captured.arena.weights - before, eager.arena.weights - before
+    moved, reference = captured.parts.arena.weights - before, eager.parts.arena.weights - before
     assert float((moved - reference).norm() / reference.norm()) < (1e-3 if exact else 0.5)
-    shadow = captured.runner._twin.shadow
-    assert exact or torch.equal(shadow, captured.arena.weights.to(torch.bfloat16))
+    shadow = captured.parts.runner._twin.shadow
+    assert exact or torch.equal(shadow, captured.parts.arena.weights.to(torch.bfloat16))
 
 
 @pytest.mark.slow
