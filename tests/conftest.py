@@ -12,14 +12,21 @@ from hypothesis import settings
 from deepex.data.dataset import PackedDataset
 from deepex.data.find import SAMPLES
 from deepex.data.pack import pack
+from tests.full import examples
+from tests.marks import mark
 from tests.pool import RankPool
 
 torch.set_num_threads(1)
 os.environ.pop("PYTHONUNBUFFERED", None)  # with it, print() writes a line in two pieces, and lines of ranks run into each other
 if not torch.cuda.is_available():  # then Triton interprets its kernels, which it must know before it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
-settings.register_profile("deepex", deadline=None)  # no test times anything
+settings.register_profile("deepex", deadline=None, max_examples=examples(25, 100))  # no test times anything
 settings.load_profile("deepex")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let every test have its marks before tests are chosen by them."""
+    mark(item)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from deepex.arena.arena import ALIGNMENT_BYTES, Arena
 from deepex.errors import ConfigError
 from deepex.nets import build
+from tests.full import examples
 
 CPU = torch.device("cpu")
 
@@ -188,7 +189,7 @@ def test_mixed_dtypes_and_empty_networks_are_refused() -> None:
         Arena(nn.ReLU(), CPU)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(10, 30), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), min_size=1, max_size=6))
 def test_any_stack_of_layers_keeps_its_values(layers: list[tuple[int, int, bool]]) -> None:
     network = nn.ModuleList(nn.Conv2d(i, o, 3, bias=bias) for i, o, bias in layers)

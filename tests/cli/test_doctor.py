@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import deepex.machine
 from deepex.cli import doctor as module
+from tests.full import examples
 from tests.mpi import run_deepex, run_ranks
 
 MPI = {
@@ -121,7 +122,8 @@ def test_a_launcher_that_the_mpi_does_not_know_is_fatal(variables: dict[str, str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", examples([2], [2, 3]))
 def test_ranks_of_the_library_s_own_launcher_are_seen(ranks: int) -> None:
     done = run_ranks(ranks, "-m", "deepex", "doctor", "--json")
     assert done.returncode == 0, done.stderr

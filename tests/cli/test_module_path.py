@@ -11,6 +11,7 @@ from PIL import Image
 
 from deepex.data.dataset import PackedDataset
 from deepex.record import RunDirectory, StudyDirectory
+from tests.full import examples
 from tests.mpi import HANGS, rank_environ
 
 MakeData = Callable[[int], Path]
@@ -21,7 +22,7 @@ from torch import nn
 def build(channels, size, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * size[0] * size[1], classes))
 """
-SAFE = pytest.mark.parametrize("safe", [False, True], ids=["as usual", "PYTHONSAFEPATH"])
+SAFE = pytest.mark.parametrize("safe", examples([False], [False, True]), ids=["as usual", "PYTHONSAFEPATH"][: examples(1, 2)])
 
 
 @pytest.fixture
@@ -49,8 +50,9 @@ def run(folder: Path, *command: str, safe: bool) -> None:
 
 
 @pytest.mark.slow
-@SAFE
-@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize(
+    ("ranks", "safe"), [("1", True), ("2", False), *examples([], [("1", False), ("2", True)])], ids=lambda value: f"{value}"
+)
 def test_a_network_of_the_current_directory_is_found_last(ranks: str, safe: bool, folder: Path) -> None:
     run(folder, "-m", "deepex", "train", "mine.toml", "--ranks", ranks, "--out", "run", "--quiet", safe=safe)
     assert RunDirectory.open(folder / "run").state["network"]["name"] == "mynet:build"

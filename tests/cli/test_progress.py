@@ -13,6 +13,7 @@ import pytest
 
 from deepex.cli import main
 from deepex.record import RunDirectory
+from tests.full import examples
 from tests.mpi import HANGS, ROOT, own_lines, rank_environ, run_deepex
 
 MakeData = Callable[[int], Path]
@@ -49,8 +50,9 @@ def run_on_terminal(*command: str, **environ: str) -> tuple[int, str, str]:
     return process.returncode, b"".join(drawn).decode(), errors
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", examples([2], [1, 2]))
 def test_a_terminal_gets_bars_and_its_cursor_back_and_warnings_go_to_stderr(
     make_data: MakeData, tmp_path: Path, ranks: int
 ) -> None:
@@ -64,8 +66,9 @@ def test_a_terminal_gets_bars_and_its_cursor_back_and_warnings_go_to_stderr(
     assert "only for tests" not in drawn
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", examples([2], [1, 2]))
 def test_an_error_goes_to_stderr_and_the_terminal_gets_its_cursor_back(make_data: MakeData, tmp_path: Path, ranks: int) -> None:
     """A loss that is not a number: from the fourth pass on, which on two ranks, with 24 samples each, is in the second epoch."""
     command = arguments(make_data(48), tmp_path / "run", ranks=ranks, net="tests.networks:exploding")
@@ -95,6 +98,7 @@ def test_a_log_gets_lines_and_no_control_characters(
     check_log(capfd.readouterr().out)
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 def test_a_log_of_ranks_gets_lines_and_no_control_characters(make_data: MakeData, tmp_path: Path) -> None:
     result = run_deepex(*arguments(make_data(48), tmp_path / "run", ranks=2, net="tests.networks:batch_normed"))
@@ -107,7 +111,7 @@ def check_log(written: str) -> None:
     assert "\x1b" not in written
 
 
-@pytest.mark.parametrize("stdout", ["reader left", "full", "closed"])
+@pytest.mark.parametrize("stdout", examples(["full", "closed"], ["reader left", "full", "closed"]))
 def test_a_run_goes_on_though_nobody_reads_along(stdout: str, make_data: MakeData, tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "deepex", *arguments(make_data(64), out, ranks=1, net="lenet")]
@@ -120,6 +124,8 @@ def test_a_run_goes_on_though_nobody_reads_along(stdout: str, make_data: MakeDat
     assert RunDirectory.open(out).outcome[0] == "finished"
 
 
+@pytest.mark.ranks
+@pytest.mark.slow
 def test_ranks_are_started_though_our_own_output_is_closed(make_data: MakeData, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "deepex", *arguments(make_data(64), tmp_path / "run", ranks=2, net="lenet")]
     done = subprocess.run(["sh", "-c", '"$@" >&-', "-", *command], cwd=ROOT, env=rank_environ(), timeout=HANGS, check=False)

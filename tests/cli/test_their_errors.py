@@ -9,6 +9,7 @@ from torch import nn
 
 from deepex.errors import place_in_their_code
 from deepex.record import RunDirectory
+from tests.full import examples
 from tests.mpi import run_deepex
 
 NETWORK = """
@@ -28,7 +29,7 @@ def build(channels, size, classes):
 ERROR = "ValueError: the sixty-first [call] is one too many ({file}, line 9, in forward)"
 
 
-@pytest.mark.parametrize(("ranks", "said"), [(1, "deepex: " + ERROR), (2, "failed: " + ERROR)])
+@pytest.mark.parametrize(("ranks", "said"), [*examples([], [(1, "deepex: " + ERROR)]), (2, "failed: " + ERROR)])
 def test_a_network_that_fails_late_is_told_with_its_place(
     ranks: int, said: str, make_data: Callable[[int], Path], tmp_path: Path
 ) -> None:

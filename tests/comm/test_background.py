@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from tests.full import examples
 from tests.mpi import HANGS, rank_environ, run_ranks
 
 FAILING = """
@@ -34,7 +35,7 @@ def _fail(kind: str, body: str) -> subprocess.CompletedProcess[str]:
     return result
 
 
-@pytest.mark.parametrize("kind", ["mpi", "gloo"])
+@pytest.mark.parametrize("kind", examples(["mpi"], ["mpi", "gloo"]))
 def test_a_failure_in_one_ranks_thread_ends_the_job(kind: str) -> None:
     """The other rank waits for a sum that never comes."""
     body = """
@@ -43,7 +44,7 @@ def test_a_failure_in_one_ranks_thread_ends_the_job(kind: str) -> None:
     assert "rank 1 on" in _fail(kind, body).stderr
 
 
-@pytest.mark.parametrize("kind", ["mpi", "gloo"])
+@pytest.mark.parametrize("kind", examples(["gloo"], ["mpi", "gloo"]))
 def test_a_rank_that_fails_with_a_sum_under_way_ends_the_job(kind: str) -> None:
     """Its own sum is one that nobody joins, and closing does not wait for it."""
     body = """

@@ -9,16 +9,29 @@ from pathlib import Path
 
 import pytest
 
+from tests.full import examples
 from tests.mpi import ROOT, rank_environ, run_ranks
 
 # Runs what is given as a rank would, and prints which of the two came first; both are in the order in which they were begun.
+# With `until`, what is imported ends where torch would be loaded: that takes most of the time.
 ORDER = """
 import json, runpy, sys
 how, name, *sys.argv[1:] = sys.argv[1:]
+class End(BaseException):
+    pass
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            sys.modules["torch"] = None
+            raise End
+if how == "until":
+    sys.meta_path.insert(0, Finder())
 try:
-    __import__(name) if how == "import" else runpy.run_module(name, run_name="__main__", alter_sys=True)
+    __import__(name) if how != "run" else runpy.run_module(name, run_name="__main__", alter_sys=True)
 except SystemExit as ended:
     assert not ended.code
+except End:
+    pass
 print(f"ORDER {json.dumps([name for name in sys.modules if name in ('mpi4py.MPI', 'torch')])} END", flush=True)
 """
 BENCHMARKS = ("one_sync", "memory", "two_ranks", "feed_memory", "sync_peers")
@@ -43,14 +56,19 @@ def test_programs_of_studies_load_mpi_first(name: str, options: list[str], tmp_p
     assert orders(done.stdout) == [["mpi4py.MPI", "torch"]] * 2, done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BENCHMARKS)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [*((name, 2) for name in BENCHMARKS), *((name, 1) for name in BENCHMARKS[: examples(1, len(BENCHMARKS))])]
+)
 def test_benchmarks_do_so_too(name: str, ranks: int) -> None:
+    """Alone they load no MPI at all, also not after torch."""
     path = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     variables = {"PMI_RANK": "0", "PMI_SIZE": str(ranks), "PYTHONPATH": path}
     done = subprocess.run(
-        [sys.executable, "-c", ORDER, "import", name], env=rank_environ() | variables, capture_output=True, text=True, check=False
+        [sys.executable, "-c", ORDER, "until" if ranks == 2 else "import", name],
+        env=rank_environ() | variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert orders(done.stdout) == [["mpi4py.MPI", "torch"] if ranks == 2 else ["torch"]]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from deepex.comm.place import LAUNCHERS, Place, find_place
 from deepex.errors import CommError
+from tests.full import examples
 
 SHELL = {"HOME": "/home/a", "USER": "a", "PATH": "/usr/bin", "HOSTNAME": "n2", "OMP_NUM_THREADS": "8", "LANG": "C.UTF-8"}
 
@@ -454,7 +455,7 @@ def any_environments(draw: st.DrawFn) -> dict[str, str]:
     return environ
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(any_environments())
 def test_any_environment_gives_a_place_or_an_error_of_ours(environ: dict[str, str]) -> None:
     try:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from deepex.data.augment import Augment, AugmentConfig
 from deepex.errors import ConfigError
+from tests.full import examples
 
 
 def crops(image: np.ndarray, config: AugmentConfig, size: tuple[int, int]) -> set[bytes]:
@@ -23,7 +24,7 @@ def crops(image: np.ndarray, config: AugmentConfig, size: tuple[int, int]) -> se
     return found | flipped if config.flip else found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(15, 60))
 @given(st.data())
 def test_each_image_becomes_one_of_its_crops(data: st.DataObject) -> None:
     height, width = data.draw(st.integers(2, 7)), data.draw(st.integers(2, 7))

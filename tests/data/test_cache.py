@@ -42,6 +42,7 @@ from deepex.errors import DataError
 from deepex.nets import build
 from deepex.step.cost import activation_bytes
 from tests.data.reading import read_on_ranks
+from tests.full import examples
 from tests.mpi import HANGS, rank_environ, run_deepex
 from tests.pool import RankPool
 
@@ -374,7 +375,7 @@ def test_a_rank_that_stops_reading_tells_the_others_nothing(feed: str, many_file
     assert told == []
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(12, 50))
 @given(data=st.data())
 def test_a_short_read_is_continued(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A system may give fewer bytes than were asked for, and a file's rows may go to several places."""

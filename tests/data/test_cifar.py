@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from deepex.data.source.base import Images
 from deepex.data.source.cifar import open_cifar
 from deepex.errors import DataError
+from tests.full import examples
 
 NAMES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FILES_10 = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
@@ -50,7 +51,7 @@ def read(images: Images, numbers: NDArray[np.int64]) -> NDArray[Any]:
     return out
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(8, 25))
 @given(st.data())
 def test_cifar_10_is_read_as_written(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = write_10(tmp_path_factory.mktemp("cifar"))
@@ -138,7 +139,7 @@ def test_a_file_that_changed_is_not_mapped(tmp_path: Path) -> None:
         read(copy, np.array([0]))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(15, 60))
 @given(st.data())
 def test_damaged_bytes_never_crash(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = write_10(tmp_path_factory.mktemp("cifar"))

@@ -12,6 +12,7 @@ from deepex.data.dataset import PackedDataset, PackedPart
 from deepex.data.npy import write_npy
 from deepex.data.pack import pack
 from deepex.errors import DataError
+from tests.full import examples
 
 COUNT = 23
 
@@ -50,7 +51,7 @@ def assert_samples(images: NDArray[np.float32], labels: NDArray[np.int64], numbe
 bounds = st.tuples(st.integers(0, COUNT), st.integers(0, COUNT)).map(sorted)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(8, 25))
 @given(bounds)
 def test_read_gives_fresh_arrays_of_any_range(packed: Path, bounds: list[int]) -> None:
     start, stop = bounds
@@ -61,7 +62,7 @@ def test_read_gives_fresh_arrays_of_any_range(packed: Path, bounds: list[int]) -
     assert_samples(images, labels, np.arange(start, stop))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(8, 25))
 @given(bounds)
 def test_read_into_fills_given_arrays_contiguous_or_not(packed: Path, bounds: list[int]) -> None:
     start, stop = bounds
@@ -74,7 +75,7 @@ def test_read_into_fills_given_arrays_contiguous_or_not(packed: Path, bounds: li
     assert_samples(images[: stop - start], labels[: stop - start], np.arange(start, stop))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(15, 60))
 @given(st.lists(st.integers(0, COUNT - 1), max_size=40), st.booleans())
 def test_gather_gives_the_samples_at_any_indices(packed: Path, numbers: list[int], strided: bool) -> None:
     part = PackedDataset.open(packed).part("train")
@@ -193,7 +194,7 @@ def test_verify_is_content_with_a_whole_dataset(packed: Path) -> None:
     assert sum(blocks) == sum(path.stat().st_size for path in packed.glob("*.npy"))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=examples(6, 12))
 @given(st.data())
 def test_a_flipped_byte_anywhere_is_found_by_exactly_one_rank(packed: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(packed.glob("*.npy"))))

@@ -16,6 +16,7 @@ from deepex.data.simulation.crystals import CRYSTALS, Orientation, slab
 from deepex.data.simulation.diffraction import CLASSES, NUISANCES, DiffractionPatterns, _orient, to_grey
 from deepex.data.simulation.multislice import CENTRE, EXTENT, PIXEL, SLICE, Shot, expected_patterns
 from deepex.errors import DataError
+from tests.full import examples
 
 BY_NAME = {crystal.name: crystal for crystal in CRYSTALS}
 SPECIMENS = range(0, 27, 5)
@@ -272,7 +273,7 @@ def test_compounds_have_their_formula_and_bond_length(name, formula, nearest):
     assert distances[distances > 1e-6].min() == pytest.approx(nearest, abs=0.004)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(7, 15), deadline=None)
 @given(
     crystal=st.sampled_from(CRYSTALS),
     rotation=st.floats(-4, 4),

@@ -23,7 +23,9 @@ from deepex.data.source.hdf5 import Hdf5Images
 from deepex.errors import ConfigError, DataError, RunError
 from deepex.recipes import resumed_config
 from tests.data.test_feed import WAYS
-from tests.mpi import run_ranks
+from tests.full import examples
+from tests.pool import RankPool
+from tests.training.on_ranks import train_on
 
 NAMED = {"images": "entry/data", "labels": "entry/class"}
 
@@ -65,7 +67,7 @@ def open_if_fair(path: Path, config: Hdf5Config) -> Hdf5Dataset | None:
         return None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(15, 60))
 @given(st.data())
 def test_every_sample_is_read_once_whole_or_gathered(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("direct")
@@ -108,7 +110,7 @@ def test_every_sample_is_read_once_whole_or_gathered(tmp_path_factory: pytest.Te
     assert sorted(seen) == list(range(count))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(8, 25))
 @given(st.integers(1, 1000), st.booleans(), st.sampled_from([0.05, 0.1, 0.5]))
 def test_both_parts_of_a_small_sorted_file_have_all_classes_in_proportion(
     tmp_path_factory: pytest.TempPathFactory, chunk: int, compressed: bool, share: float
@@ -321,8 +323,7 @@ def test_options_for_hdf5_are_refused_for_a_packed_dataset(tmp_path: Path) -> No
         deepex.train(deepex.recipe("fashion", {"data_options": {"images": "x"}}), out=tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_ranks_train_on_it_and_resume(tmp_path: Path) -> None:
+def test_ranks_train_on_it_and_resume(ranks: RankPool, tmp_path: Path) -> None:
     """Brighter images of later classes: an easy problem, so that learning shows that images and labels belong together."""
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), 100)
@@ -330,9 +331,8 @@ def test_ranks_train_on_it_and_resume(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("images", data=images, chunks=(10, 28, 28), compression="gzip")
         file.create_dataset("labels", data=labels)
-    options = ["--set", f"data={tmp_path / 'a.h5'}", "--set", "batch=10", "--set", "epochs=2", "--set", "net=lenet", "--quiet"]
-    done = run_ranks(2, "-m", "deepex", "train", "fashion", *options, "--out", str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
+    keys = {"data": str(tmp_path / "a.h5"), "batch": 10, "epochs": 2, "net": "lenet", "threads": 1}
+    train_on(ranks, deepex.recipe("fashion", keys), tmp_path / "run")
     deepex.train(resumed_config(tmp_path / "run", {"epochs": 6}), SoloCommunicator(), out=tmp_path / "run", resume=True)
     lines = [json.loads(line) for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5, 6]

@@ -38,6 +38,7 @@ from deepex.data.find import SAMPLES
 from deepex.data.pack import pack
 from deepex.data.prepare import Prepare
 from deepex.errors import ConfigError
+from tests.full import examples
 
 MakeData = Callable[[int], Path]
 CPU = torch.device("cpu")
@@ -184,7 +185,7 @@ def collect(feed: Feed, turns: list[Turn], epochs: range) -> list[tuple[np.ndarr
 
 
 @pytest.mark.slow
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(10, 40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_every_placement_hands_out_the_same_batches(data: st.DataObject, parts: dict[int, PackedPart], small_windows: None) -> None:
     """And they are those of `epoch_order`, or of one shuffle of the dataset and a permutation of the shard."""
@@ -565,7 +566,7 @@ def test_prepare_augments_for_training_alone(make_data: MakeData) -> None:
 SIZES = st.integers(0, 10**12)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @example(samples=0, arena=2, activations=None, free_device=0, free_host=4, ranks=1, device="cpu")  # to the last byte
 @example(samples=0, arena=2, activations=1, free_device=0, free_host=4, ranks=1, device="cpu")
 @given(SIZES, SIZES, st.none() | SIZES, SIZES, SIZES, st.integers(1, 8), st.sampled_from(["cpu", "cuda"]))

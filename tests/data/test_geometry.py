@@ -9,6 +9,7 @@ from PIL import Image
 
 from deepex.data.geometry import Geometry, parse_size, text
 from deepex.errors import DataError
+from tests.full import examples
 
 sides = st.integers(1, 90)
 resizes = st.none() | st.integers(1, 70) | st.tuples(st.integers(1, 70), st.integers(1, 70))
@@ -35,7 +36,7 @@ def by_pillow(plane: NDArray[np.generic], geometry: Geometry) -> NDArray[np.floa
 
 
 @given(cases(), st.sampled_from([1, 3]), st.integers(0, 2**32 - 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37, 150), deadline=None)
 @example((10, 48, Geometry(resize=(53, 52))), 3, 52)  # of a pixel that is exactly 82 we make 81, and Pillow 83
 @example((4, 2, Geometry(resize=1)), 1, 0)  # becomes one pixel wide
 def test_bytes_are_exact_to_one_level(case: tuple[int, int, Geometry], channels: int, seed: int) -> None:
@@ -52,7 +53,7 @@ def test_bytes_are_exact_to_one_level(case: tuple[int, int, Geometry], channels:
 
 
 @given(cases(), st.sampled_from([1, 3]), st.integers(0, 2**32 - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25, 100), deadline=None)
 def test_floats_are_those_of_pillow_to_rounding(case: tuple[int, int, Geometry], channels: int, seed: int) -> None:
     height, width, geometry = case
     image = np.random.default_rng(seed).normal(0, 1000, (height, width, channels)).astype(np.float32)
@@ -64,7 +65,7 @@ def test_floats_are_those_of_pillow_to_rounding(case: tuple[int, int, Geometry],
 
 
 @given(st.integers(64, 200), st.integers(64, 200), st.integers(1, 30), st.sampled_from([np.uint8, np.float32]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15, 60), deadline=None)
 def test_an_image_decoded_at_a_smaller_scale_shows_the_same(height: int, width: int, side: int, dtype: type[np.generic]) -> None:
     """Means of 2×2 pixels, the last ones of those that are there: half the size, rounded up."""
     y, x = np.mgrid[:height, :width]

@@ -21,6 +21,7 @@ from deepex.data.source import hdf5
 from deepex.data.source.hdf5 import Hdf5Images, open_hdf5
 from deepex.data.source.layout import AxisOrder
 from deepex.errors import DataError
+from tests.full import examples
 
 Array = NDArray[Any]
 DTYPES = ("u1", "i1", "?", "<u2", ">i2", "<i4", ">u8", "<f2", ">f2", "<f4", ">f4", "<f8", ">f8")
@@ -55,7 +56,7 @@ def write(path: Path, **datasets: Any) -> Path:
     return path
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(15, 60))
 @given(st.data())
 def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("any")
@@ -368,7 +369,7 @@ def test_blocks_are_whole_chunks_of_about_a_megabyte(
 
 
 # Damaged metadata can end the process inside the library itself, hence the child; and the examples are the same every time.
-@settings(deadline=None, max_examples=250, derandomize=True, database=None)
+@settings(deadline=None, max_examples=examples(62, 250), derandomize=True, database=None)
 @given(st.sampled_from((0, 1, 3)), st.data())
 def damage(folder: Path, storage: int, data: st.DataObject) -> None:
     array = sample()

@@ -25,6 +25,7 @@ from deepex.data.source.folder import Listing, find_images, read_list
 from deepex.data.source.image import ImageFiles
 from deepex.data.source.part import part_folders
 from deepex.errors import DataError
+from tests.full import examples
 
 U8, F4 = np.dtype(np.uint8), np.dtype(np.float32)
 ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
@@ -110,7 +111,7 @@ def reason(data: bytes, *arguments: Any, **options: Any) -> str:
     st.booleans(),
     st.sampled_from([U8, F4]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37, 150), deadline=None)
 def test_png_pixels_are_exact(height: int, width: int, kind: tuple[int, int], interlace: bool, dtype: np.dtype[Any]) -> None:
     channels, depth = kind
     values = noise(height, width, channels, (1 << depth) - 1)
@@ -124,7 +125,7 @@ def test_png_pixels_are_exact(height: int, width: int, kind: tuple[int, int], in
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.sampled_from([1, 2, 4, 8]), st.integers(1, 256))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15, 60), deadline=None)
 def test_a_palette_is_expanded_exactly(height: int, width: int, depth: int, colours: int) -> None:
     colours = min(colours, 1 << depth)
     table = noise(colours, 1, 3)[:, 0].astype(np.uint8)
@@ -165,7 +166,7 @@ def test_jpeg_pixels_are_those_of_pillow(channels: int, options: dict[str, Any])
 
 
 @given(st.integers(20, 300), st.integers(20, 300), st.integers(8, 64))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(10, 40), deadline=None)
 def test_a_jpeg_decoded_at_a_smaller_scale_shows_the_same(height: int, width: int, side: int) -> None:
     values = smooth(height, width, 3)
     geometry = Geometry(resize=side, crop=(min(side, 8), min(side, 8)))
@@ -408,7 +409,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     st.booleans(),
     st.sampled_from([Geometry(), Geometry(resize=9), Geometry(resize=(8, 8), crop=(5, 8))]),
 )
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(150, 1500), deadline=None)
 def test_a_damaged_file_gives_a_reason_or_a_whole_array(
     data: bytes, channels: int, dtype: np.dtype[Any], convert: bool, geometry: Geometry
 ) -> None:

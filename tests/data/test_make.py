@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deepex.cli.data import app
+from deepex.comm import as_communicator
 from deepex.data.dataset import PackedDataset
 from deepex.data.find import SAMPLES
 from deepex.data.make import make
@@ -17,6 +18,7 @@ from deepex.data.simulation.folding import native_fraction
 from deepex.data.simulation.kept import claim
 from deepex.errors import DataError, UnknownName
 from tests.mpi import run_ranks
+from tests.pool import RankPool
 
 MOST_BYTES = 12_000_000  # of the two samples together
 
@@ -107,7 +109,7 @@ def test_trajectories_of_nobody_known_are_not_touched(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_find_trajectories_of_another_request_together(tmp_path: Path) -> None:
+def test_ranks_find_trajectories_of_another_request_together(ranks: RankPool, tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "train-00000.dcd").touch()
     words = ["-m", "deepex", "data", "make", "pf", str(tmp_path / "out"), "--images", "20"]
@@ -116,9 +118,15 @@ def test_ranks_find_trajectories_of_another_request_together(tmp_path: Path) -> 
     assert refused.returncode == 2
     assert refused.stderr.count("has trajectories, such as train-00000.dcd") == 1
     assert "Traceback" not in refused.stderr
-    done = run_ranks(2, *words, "--overwrite")
-    assert done.returncode == 0, done.stderr
+    ranks.run(make_on_ranks, tmp_path / "out", tmp_path / "kept")
     assert (tmp_path / "kept" / "train-00000.dcd").stat().st_size
+
+
+def make_on_ranks(comm: Any, out: str, keep: str) -> None:
+    """As the command does with --overwrite."""
+    ours = as_communicator(comm)
+    make("pf", Path(out), images=20, keep=Path(keep), workers=1, overwrite=True, comm=ours)
+    ours.close()
 
 
 def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from deepex.data.manifest import Manifest, PackedFile, Part, from_json, load, save, to_json
 from deepex.errors import DataError
+from tests.full import examples
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -84,7 +85,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(12, 50))
 @given(manifests())
 def test_a_saved_manifest_loads_unchanged(tmp_path_factory: pytest.TempPathFactory, manifest: Manifest) -> None:
     directory = tmp_path_factory.mktemp("saved")
@@ -106,7 +107,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(37, 150))
 @given(st.sampled_from(places(to_json(example()))), JSON)
 def test_any_wrong_value_is_a_data_error_or_another_valid_manifest(
     tmp_path_factory: pytest.TempPathFactory, place: tuple[Any, ...], value: Any

@@ -25,6 +25,7 @@ from deepex.data.packing import writer
 from deepex.data.packing.check import class_names
 from deepex.data.source import Source, open_source, stream
 from deepex.errors import DataError
+from tests.full import examples
 
 SAMPLE = Path(str(files("deepex"))) / "recipes" / "samples" / "fashion"
 Array = NDArray[Any]
@@ -58,7 +59,7 @@ def numbered(count: int, shape: tuple[int, ...] = (2, 3)) -> tuple[Array, Array]
     return images, np.sort(np.arange(count) % 4)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(10, 30))
 @given(st.data())
 def test_what_is_packed_is_read_back_with_its_labels(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("any")
@@ -81,7 +82,7 @@ def test_what_is_packed_is_read_back_with_its_labels(tmp_path_factory: pytest.Te
     assert sum((multiset(*part) for part in parts.values()), Counter()) == multiset(images, labels)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(10, 40))
 @given(
     hnp.arrays(
         st.sampled_from([np.uint8, np.float32, np.int32]),
@@ -374,7 +375,7 @@ def test_the_given_order_is_kept_when_asked(tmp_path: Path) -> None:
     assert load(tmp_path / "out").parts["train"].count == 20
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(8, 25))
 @given(st.lists(st.integers(0, 3), min_size=8, max_size=40), st.integers(1, 50), st.integers(0, 9))
 def test_balance_keeps_as_many_of_each_class_as_there_are(
     tmp_path_factory: pytest.TempPathFactory, classes: list[int], limit: int, seed: int

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
+from deepex.comm import as_communicator
 from deepex.data.dataset import PackedDataset
 from deepex.data.manifest import load
 from deepex.data.pack import pack, pack_source
@@ -33,7 +34,9 @@ from deepex.data.packing.moments import Moments
 from deepex.data.packing.site import Site
 from deepex.data.source.base import Bad, Images, Source
 from deepex.errors import DataError, StorageError
+from tests.full import examples
 from tests.mpi import HANGS, rank_environ, run_ranks
+from tests.pool import RankPool
 
 
 @final
@@ -96,7 +99,7 @@ def digests(out: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(8, 20))
 @given(st.data())
 def test_a_source_in_blocks_is_read_once_and_shuffled(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("blocks")
@@ -135,36 +138,25 @@ def test_without_skip_bad_the_first_bad_sample_is_named(tmp_path: Path) -> None:
         load(tmp_path / "out")
 
 
-@pytest.mark.slow
-def test_workers_and_ranks_write_the_same_bytes_as_one_process(tmp_path: Path) -> None:
-    blocks = (1, 6)
-    script = tmp_path / "ranks.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        from pathlib import Path
-        from deepex.comm import connect
-        from deepex.data.pack import pack_source
-        from deepex.data.packing.config import PackConfig
-        from deepex.data.packing.site import Site
-        from deepex.data.source.base import Source
-        from tests.data.test_packing import Numbered
-        comm = connect("mpi")
-        for block in {blocks}:
-            site = Site(Path({str(tmp_path)!r}) / f"ranks{{block}}", comm)
-            with site.at_work():
-                source = site.find(lambda: Source(train=Numbered(100, block=block)))
-                pack_source(source, site, PackConfig(dtype="float32", file_bytes=200), command="")
-        """)
-    )
-    done = run_ranks(3, str(script))
-    assert done.returncode == 0, done.stderr
-    for block in blocks:
-        put(Numbered(100, block=block), tmp_path / f"one{block}", file_bytes=200)
-        put(Numbered(100, block=block), tmp_path / f"two{block}", file_bytes=200, workers=2)
-        assert digests(tmp_path / f"one{block}") == digests(tmp_path / f"two{block}")
-        assert digests(tmp_path / f"one{block}") == digests(tmp_path / f"ranks{block}")
+def pack_on_ranks(comm: Any, out: str, block: int) -> None:
+    ours = as_communicator(comm)
+    site = Site(Path(out), ours)
+    with site.at_work():
+        source = site.find(lambda: Source(train=Numbered(100, block=block)))
+        pack_source(source, site, PackConfig(dtype="float32", file_bytes=200), command="")
+    ours.close()
 
 
+@pytest.mark.parametrize("block", [1, 6])
+def test_workers_and_ranks_write_the_same_bytes_as_one_process(block: int, ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(pack_on_ranks, tmp_path / "ranks", block, size=3)
+    put(Numbered(100, block=block), tmp_path / "one", file_bytes=200)
+    put(Numbered(100, block=block), tmp_path / "two", file_bytes=200, workers=2)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    assert digests(tmp_path / "one") == digests(tmp_path / "ranks")
+
+
+@pytest.mark.ranks
 @pytest.mark.slow
 def test_a_rank_that_finds_a_bad_sample_stops_all_with_one_message(tmp_path: Path) -> None:
     np.save(tmp_path / "i.npy", np.where(np.arange(40)[:, None, None] == 33, np.nan, 1.0) * np.ones((40, 2, 2)))

@@ -22,6 +22,7 @@ from deepex.data.source import SourceConfig, open_source, text
 from deepex.data.source.base import Bad, Images
 from deepex.data.source.text import open_text
 from deepex.errors import DataError
+from tests.full import examples
 
 Array = NDArray[Any]
 
@@ -71,7 +72,7 @@ def same(images: Images, expected: Array) -> None:
     np.testing.assert_array_equal(whole(images), expected)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(20, 80))
 @given(st.sampled_from(sorted(KINDS)).flatmap(KINDS.__getitem__), st.data())
 def test_files_in_a_folder_are_read_as_printed(
     tmp_path_factory: pytest.TempPathFactory, matrices: Array, data: st.DataObject
@@ -90,7 +91,7 @@ def test_files_in_a_folder_are_read_as_printed(
     assert (images.labels, images.block, images.busy) == (None, 1, True)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(20, 80))
 @given(st.sampled_from(sorted(KINDS)).flatmap(KINDS.__getitem__), st.data())
 def test_many_matrices_in_one_file(tmp_path_factory: pytest.TempPathFactory, matrices: Array, data: st.DataObject) -> None:
     if len(matrices) == 1:
@@ -322,7 +323,7 @@ def test_a_broken_gzip_file_is_named(tmp_path: Path) -> None:
             open_text(path)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(37, 150))
 @given(st.booleans(), st.booleans(), st.data())
 def test_damaged_bytes_never_crash(tmp_path_factory: pytest.TempPathFactory, packed: bool, many: bool, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("text")

@@ -22,6 +22,7 @@ from deepex.data.source import SourceConfig, open_source, trajectory
 from deepex.data.source.base import Bad, Images
 from deepex.data.source.trajectory import open_trajectory
 from deepex.errors import DataError
+from tests.full import examples
 
 pytest.importorskip("MDAnalysis", reason="trajectories need the extra `science`")
 openmm = pytest.importorskip("openmm", reason="the extra `science` brings OpenMM, which writes the files of these tests")
@@ -115,7 +116,7 @@ def agree(found: Array, frames: Array, cutoff: float, *, box: float | None = Non
     np.testing.assert_array_equal(found[clear], (distances < cutoff)[clear])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(8, 25))
 @given(st.sampled_from(FORMATS), st.lists(st.integers(1, 9), min_size=1, max_size=3), st.data())
 def test_contact_maps_are_those_of_the_coordinates(
     tmp_path_factory: pytest.TempPathFactory, kind: str, counts: list[int], data: st.DataObject
@@ -392,7 +393,7 @@ def test_without_mdanalysis_the_remedy_is_told(tmp_path: Path) -> None:
 
 
 # A decoder that is fed damage can end the process, hence the child; and the examples are the same every time.
-@settings(deadline=None, max_examples=200, derandomize=True, database=None)
+@settings(deadline=None, max_examples=examples(50, 200), derandomize=True, database=None)
 @given(st.sampled_from(FORMATS), st.data())
 def damage(folder: Path, kind: str, data: st.DataObject) -> None:
     raw = bytearray((folder / f"whole.{kind}").read_bytes())

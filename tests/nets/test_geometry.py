@@ -7,6 +7,7 @@ from torch import nn
 from deepex.errors import ConfigError
 from deepex.nets import build, networks
 from deepex.nets.geometry import grid, minimum
+from tests.full import examples
 
 
 def logits_shape(name: str, channels: int, size: tuple[int, int], classes: int) -> torch.Size:
@@ -58,7 +59,7 @@ def windows(draw: st.DrawFn) -> nn.Module:
     return kind(kernel, stride, padding, ceil_mode=draw(st.booleans()))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37, 150), deadline=None)
 @given(chain=st.lists(windows(), min_size=1, max_size=5), size=st.tuples(st.integers(1, 40), st.integers(1, 40)))
 def test_grid_is_what_pytorch_computes(chain: list[nn.Module], size: tuple[int, int]) -> None:
     features = nn.Sequential(*chain)

@@ -7,6 +7,7 @@ from torch import nn
 from deepex.errors import ConfigError
 from deepex.nets.autoencoder import autoencoder
 from deepex.nets.stack import Convolution, Dense, Flatten, Layer, Pooling, Shape, shapes
+from tests.full import examples
 
 
 @st.composite
@@ -30,7 +31,7 @@ def stacks(draw: st.DrawFn) -> tuple[list[Layer], Shape]:
     return stack, shape
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37, 150), deadline=None)
 @given(case=stacks(), latent=st.integers(1, 4))
 def test_the_decoder_gives_exactly_the_shape_of_the_input(case: tuple[list[Layer], Shape], latent: int) -> None:
     stack, shape = case
@@ -39,7 +40,7 @@ def test_the_decoder_gives_exactly_the_shape_of_the_input(case: tuple[list[Layer
     assert mean.shape == log_variance.shape == (2, latent)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37, 150), deadline=None)
 @given(case=stacks())
 def test_each_layer_keeps_its_word_about_shapes(case: tuple[list[Layer], Shape]) -> None:
     stack, shape = case
@@ -49,7 +50,7 @@ def test_each_layer_keeps_its_word_about_shapes(case: tuple[list[Layer], Shape])
         assert layer.reverse(before)(torch.rand(2, *after)).shape == (2, *before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15, 60), deadline=None)
 @given(case=stacks())
 def test_the_reverse_of_a_convolution_is_its_adjoint_when_they_share_weights(case: tuple[list[Layer], Shape]) -> None:
     """⟨conv(x), y⟩ = ⟨x, reverse(y)⟩: the reverse has the geometry of the forward layer, not only its shape."""

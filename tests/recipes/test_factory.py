@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from deepex.cli import main
 from deepex.data.dataset import PackedDataset
 from deepex.data.find import SAMPLES
 from deepex.errors import ConfigError
 from deepex.recipes.factory import find_factory
 from deepex.recipes.network import build_network
 from deepex.training.config import RunConfig
-from tests.mpi import run_deepex
 
 MINE = """
 import functools, torch
@@ -145,13 +145,18 @@ def test_what_makes_none_is_refused(mynet: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("path", ["os:system", "posix:system", "subprocess:getoutput", "mynet:system"])
-def test_no_command_of_a_file_is_run(mynet: Path, path: str) -> None:
+def test_no_command_of_a_file_is_run(
+    mynet: Path, path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (mynet / "theirs.toml").write_text(
         f'net = "{path}"\ndata = "sample:fashion"\n[net_options]\ncommand = "touch ran"\ncmd = "touch ran"\n', encoding="ascii"
     )
-    done = run_deepex("train", "theirs.toml", "--out", "run", cwd=mynet)
-    assert (done.returncode, (mynet / "ran").exists(), (mynet / "run").exists()) == (2, False, False), done.stderr
-    assert f"net is {path!r}" in done.stderr
+    monkeypatch.chdir(mynet)
+    monkeypatch.setattr("sys.argv", ["deepex", "train", "theirs.toml", "--out", "run"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, (mynet / "ran").exists(), (mynet / "run").exists()) == (2, False, False)
+    assert f"net is {path!r}" in capsys.readouterr().err
 
 
 def test_a_module_of_python_is_not_even_imported() -> None:

@@ -14,13 +14,14 @@ import shutil
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+import deepex
 from deepex.cli.dataset_table import print_dataset
 from deepex.cli.report import compare
 from deepex.cli.show import show
@@ -31,6 +32,7 @@ from deepex.data.overview import look
 from deepex.data.pack import pack
 from deepex.errors import DataError, DeepexError, RunError
 from deepex.machine.sampling.series import Series
+from deepex.recipes import resumed_config
 from deepex.record import RunDirectory, StudyDirectory
 from deepex.record.table import dump_toml
 from deepex.report import make_report
@@ -38,9 +40,9 @@ from deepex.report.collect import collect
 from deepex.report.export import FORMATS, export
 from deepex.study.trust import check_study
 from deepex.training.checkpoint import usable
-from deepex.training.resume import resumed_config
-from tests.mpi import run_deepex
+from tests.pool import RankPool
 from tests.report.records import Made, transfer, write_study
+from tests.training.on_ranks import train_on
 
 # Texts that may stand in the place of a value, in JSON and in TOML. Half of them no parser takes.
 VALUES: Final = (
@@ -105,17 +107,16 @@ class Kind:
         return max(folder.glob(self.file))
 
 
-def make_records(folder: Path) -> None:
+def make_records(folder: Path, ranks: RankPool | None = None) -> None:
     """Train a tiny run twice on two ranks, pack a tiny dataset, and write studies; what is there is left."""
-    for name in ("run", "base"):
-        if not (folder / name).is_dir():
-            words = ("--set", "epochs=2", "--set", "samples=512", "--set", "threads=1", "--set", "target=validation error <= 0.01")
-            words += ("--set", "sync.period=2", "--set", "sampling=0.1")
-            done = run_deepex("train", "fashion", "--ranks", "2", *words, "--out", str(folder / name))
-            assert done.returncode == 0, done.stderr
-            more = ("--set", "epochs=3", "--set", "optim.rate=0.01")
-            done = run_deepex("train", "--resume", str(folder / name), "--ranks", "2", *more)
-            assert done.returncode == 0, done.stderr
+    with ExitStack() as stack:
+        pool = ranks or stack.enter_context(RankPool(2))
+        for name in ("run", "base"):
+            if not (folder / name).is_dir():
+                keys = {"epochs": 2, "samples": 512, "threads": 1, "target": "validation error <= 0.01", "sync.period": 2}
+                train_on(pool, deepex.recipe("fashion", keys | {"sampling": 0.1}), folder / name)
+                more = resumed_config(folder / name, {"epochs": 3, "optim.rate": 0.01})
+                train_on(pool, more, folder / name, resume=True)
     shutil.copy(max((folder / "run" / "checkpoints").glob("*.json")), folder / WRITTEN)
     if not (folder / "data").is_dir():
         sample = PackedDataset.open(SAMPLES / "fashion")

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from deepex.record import clock as module
 from deepex.record.clock import BACKWARD, COMPUTE, FORWARD, INPUT, PHASES, SYNC, UPDATE, DeviceClock, HostClock, NoClock
+from tests.full import examples
 
 NOTHING = dict.fromkeys(PHASES, 0.0)
 
@@ -109,7 +110,7 @@ def test_reset_forgets_and_reading_does_not(time: Time) -> None:
 marks = st.lists(st.tuples(st.integers(0, len(PHASES) - 1), st.integers(0, 1000)), max_size=30)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(12, 50))
 @given(marks)
 def test_the_phases_sum_to_what_perf_counter_says(steps: list[tuple[int, int]]) -> None:
     """Whole seconds, so that sums are exact: what was marked is all of the time between start and the last mark."""
@@ -241,7 +242,7 @@ def test_a_mark_before_the_first_start_takes_no_time_from_the_future() -> None:
     assert clock.seconds() == NOTHING | {"update": 1.0}
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(12, 50))
 @given(marks)
 def test_device_and_host_agree(steps: list[tuple[int, int]]) -> None:
     device = Device()

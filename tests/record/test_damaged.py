@@ -4,19 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.full import examples
+from tests.pool import RankPool
 from tests.record.damage import KINDS, Kind, make_records, try_one
 
-TRIES = 300
+TRIES = examples(100, 300)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("records")
-    make_records(path)
+    make_records(path, ranks)
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_damaged_record_is_read_or_refused_in_a_sentence(kind: Kind, folder: Path) -> None:
     before = kind.path(folder).read_bytes()

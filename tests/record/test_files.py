@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from deepex.errors import RunError, StorageError
 from deepex.record import files
 from deepex.record.files import read_json, read_lines, write_atomic, write_json, write_text
+from tests.full import examples
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(10, 40))
 @given(json_values)
 def test_json_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "value.json"

@@ -18,6 +18,7 @@ from deepex.errors import RunError, StorageError
 from deepex.record import COMPUTE, PHASES, EpochRecord, RunDirectory, Score
 from deepex.record.measure import EARLIER, Measure
 from deepex.record.run import SCHEMA, hold, is_held
+from tests.full import examples
 
 
 def make_epoch(number: int = 1, **changes: Any) -> EpochRecord:
@@ -280,7 +281,7 @@ def fresh(factory: pytest.TempPathFactory) -> RunDirectory:
     return RunDirectory(factory.mktemp("run"))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(10, 40))
 @given(records=st.lists(epoch_records(), max_size=4))
 def test_epochs_come_back_as_they_were_appended(tmp_path_factory: pytest.TempPathFactory, records: list[EpochRecord]) -> None:
     run, records = fresh(tmp_path_factory), numbered(records)
@@ -289,7 +290,7 @@ def test_epochs_come_back_as_they_were_appended(tmp_path_factory: pytest.TempPat
     assert run.epochs() == records
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(10, 40))
 @given(records=st.lists(epoch_records(), min_size=1, max_size=3), data=st.data())
 def test_a_last_line_that_a_kill_cut_off_is_no_record(
     tmp_path_factory: pytest.TempPathFactory, records: list[EpochRecord], data: st.DataObject

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from deepex.errors import ConfigError, RunError
 from deepex.record import PlannedRun, StudyDirectory, is_study
 from deepex.record.files import write_json
+from tests.full import examples
 
 PLAN = [
     PlannedRun(name=f"ranks-{ranks}", varied={"ranks": ranks}, repeat=1, ranks=ranks, command=("deepex", "train", "fashion"))
@@ -114,7 +115,7 @@ ODD |= {f"{depth} lists": "[" * depth + "]" * depth for depth in (200, 900, 100_
 ODD |= {"deep tables": '{"a":' * 5000 + "1" + "}" * 5000, "left out": ""}
 
 
-@settings(max_examples=3000)
+@settings(max_examples=examples(300, 3000))
 @given(st.data())
 def test_whatever_the_file_holds_it_is_read_or_told(choice: st.DataObject) -> None:
     """A value of any key is another, a key is left out, another is there, or bytes have changed."""

@@ -23,6 +23,7 @@ from deepex.sync.config import SyncConfig
 from deepex.task import TASKS
 from deepex.training.checkpoint import CheckpointConfig
 from deepex.training.config import RunConfig
+from tests.full import examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +202,7 @@ outers = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(12, 50))
 @given(outers)
 def test_any_nested_dataclass_goes_to_toml_and_back_unchanged(config: Outer) -> None:
     import tomllib
@@ -275,7 +276,7 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10, 30))
 @given(config=run_configs())
 def test_a_run_configuration_goes_through_a_toml_file_unchanged(
     tmp_path_factory: pytest.TempPathFactory, config: RunConfig
@@ -321,7 +322,7 @@ def test_the_table_that_came_in_is_left_alone(key: str) -> None:
     assert table == {"a": 0, "t": {"a": 0, "u": {"a": 0, "v": {"a": 0}}}}
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10, 30))
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map(".".join), st.integers())
 def test_what_was_set_is_found_there(path: str, value: int) -> None:
     table: Any = set_values({}, {path: value})

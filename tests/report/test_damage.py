@@ -16,6 +16,7 @@ from deepex.record.run import hold
 from deepex.record.table import dump_toml
 from deepex.report.chapter import chapters
 from deepex.report.collect import collect
+from tests.full import examples
 from tests.report.records import Made, write_run, write_study
 
 OTHERS: list[Any] = [None, 3, "x", {}, [], [None], {"x": 1}]
@@ -63,7 +64,7 @@ def changed(path: Path, where: tuple[Any, ...], other: Any) -> str:
 
 
 @pytest.mark.parametrize("name", ["one/run.json", "one/machine.json", "one/epochs.jsonl", "one/config.toml", "study/study.json"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(choice=st.data())
 def test_a_value_of_another_type_is_told_or_does_no_harm(name: str, folder: Path, choice: st.DataObject) -> None:
     path = folder / name

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from deepex.errors import RunError
 from deepex.record import PHASES, EpochRecord, Score, Target
 from deepex.speedup import Speedup, compare, epoch_seconds
+from tests.full import examples
 
 ERROR = Target("train", "error", 0.2)
 
@@ -146,7 +147,7 @@ def test_one_predicted_epoch_makes_the_comparison_predicted(which: str) -> None:
 
 # Properties
 
-few = settings(max_examples=50)
+few = settings(max_examples=examples(12, 50))
 times = st.floats(1e-3, 1e5)
 fractions = st.floats(0, 1)
 

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepex.speedup.statistics import Interval, middle, ratio, verdict
+from tests.full import examples
 
+TRIALS = examples(40, 150)
 TIMES = st.lists(st.lists(st.floats(0.1, 100), min_size=1, max_size=5), min_size=1, max_size=5)
 
 
@@ -37,21 +39,21 @@ def _runs(chance: random.Random, mean: float, *, between: float, within: float) 
 def test_without_a_difference_a_verdict_is_rare() -> None:
     """Drawn with a difference from run to run that epochs alone would not show: an interval over epochs would claim one mostly."""
     chance, claimed, by_epochs = random.Random(1), 0, 0
-    for _ in range(150):
+    for _ in range(TRIALS):
         one, other = (_runs(chance, 10, between=0.05, within=0.005) for _ in range(2))
         claimed += "no difference" not in verdict(ratio(one, other))
         flat = [[[value for group in groups for value in group]] for groups in (one, other)]
         by_epochs += "no difference" not in verdict(ratio(*flat))
-    assert claimed / 150 < 0.25, "three repeats are few, and the bootstrap knows no more than they do"
+    assert claimed / TRIALS < 0.25, "three repeats are few, and the bootstrap knows no more than they do"
     assert by_epochs > 1.5 * claimed
 
 
 def test_a_difference_that_is_there_is_shown() -> None:
     chance, shown = random.Random(2), 0
-    for _ in range(100):
+    for _ in range(TRIALS):
         slow, fast = (_runs(chance, mean, between=0.02, within=0.01) for mean in (12, 10))
         shown += verdict(ratio(slow, fast)).startswith("faster")
-    assert shown > 95
+    assert shown > 0.95 * TRIALS
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from deepex.sync.outer.outer import Outer
 from deepex.sync.states import make_states
 from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import FixedTotal, FloatTotal, Total
+from tests.full import examples
 
 KINDS = (FloatTotal, FixedTotal)
 
@@ -36,7 +37,7 @@ def reach(agreement: Agreement, request: float = 0.0) -> None:
     agreement.reach(SoloCommunicator(), request=request, rate=0.1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(10, 40), deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**32 - 1), st.sampled_from(KINDS))
 def test_turns_give_the_weighted_mean_and_start_from_the_same_state(replicas: int, seed: int, kind: type[Total]) -> None:
     generator = torch.Generator().manual_seed(seed)

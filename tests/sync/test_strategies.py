@@ -22,7 +22,7 @@ from deepex.sync.synced_slice import SyncedSlice
 from deepex.sync.total import make_total
 from deepex.sync.wire import wires
 from deepex.sync.wire.coded import Coded
-from tests.full import FULL
+from tests.full import FULL, examples
 from tests.mpi import run_ranks
 from tests.pool import RankPool
 from tests.sync.ranks import WAYS, of_replicas, train_ways
@@ -56,7 +56,7 @@ def groups_of(replicas: int) -> st.SearchStrategy[int]:
     return st.sampled_from([size for size in range(1, replicas + 1) if replicas % size == 0])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(8, 25), deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_strategy_is_that_of_full_copies(name: str, data: st.DataObject) -> None:
@@ -83,7 +83,7 @@ def test_strategy_is_that_of_full_copies(name: str, data: st.DataObject) -> None
     assert drifts == pytest.approx(distances, rel=2e-3, abs=2e-4)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(6, 12), deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("name", LEAVE_OUT)
 def test_replicas_that_lost_their_numbers_are_left_out(name: str, data: st.DataObject) -> None:
@@ -103,7 +103,7 @@ def test_replicas_that_lost_their_numbers_are_left_out(name: str, data: st.DataO
     assert drifts == pytest.approx(distances, rel=2e-3, abs=2e-4, nan_ok=True)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(7, 15), deadline=None)
 @given(st.integers(2, 8), st.integers(1, 3), st.sampled_from(["average", "local"]), st.integers(0, 100))
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
 def test_coded_is_that_of_full_copies(wire: str, replicas: int, epochs: int, momentum: str, seed: int) -> None:
@@ -116,7 +116,7 @@ def test_coded_is_that_of_full_copies(wire: str, replicas: int, epochs: int, mom
     assert differs.max() < 0.05
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8, 20), deadline=None)
 @given(st.integers(1, 5), st.sampled_from([1, 2, 7]), st.integers(0, 1000))
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
 def test_nothing_is_lost_on_the_wire_for_good(wire: str, replicas: int, syncs: int, seed: int) -> None:

@@ -24,6 +24,7 @@ from deepex.sync.config import SyncConfig
 from deepex.training.checkpoint import CheckpointConfig
 from deepex.training.config import RunConfig
 from deepex.training.resume import resumed_config
+from tests.full import FULL
 from tests.mpi import run_deepex
 from tests.pool import RankPool
 from tests.training.on_ranks import train_on
@@ -229,19 +230,22 @@ def test_operations_of_a_network() -> None:
     assert network[1].num_batches_tracked == 0, "and it is left as it was"
 
 
-@pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["background", "auto", "elastic"])
-def test_from_the_command_line_on_two_ranks(
-    sync: str, make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_strategies_on_two_ranks(
+    sync: str, ranks: RankPool, make_data: MakeData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--set sync=NAME` is for the strategy; background needs an MPI that threads may call."""
-    options = [f"data={make_data(192)}", f"sync={sync}", "sync.longest=4", "epochs=2", "batch=8", "threads=1"]
+    keys = {"data": str(make_data(192)), "sync": sync, "sync.longest": 4, "epochs": 2, "batch": 8, "threads": 1}
     if sync != "auto":
-        options.append("sync.period=2")
+        keys["sync.period"] = 2
     out = tmp_path / "run"
-    result = run_deepex("train", "fashion", "--ranks=2", "--out", str(out), *(f"--set={option}" for option in options), "-q")
-    assert result.returncode == 0, result.stderr[-2000:]
+    if sync == "auto" or FULL:  # from the command line
+        words = [f"--set={key}={value}" for key, value in keys.items()]
+        result = run_deepex("train", "fashion", "--ranks=2", "--out", str(out), *words, "-q")
+        assert result.returncode == 0, result.stderr[-2000:]
+    else:
+        train_on(ranks, deepex.recipe("fashion", keys), out)
     run = RunDirectory.open(out)
     assert run.config["sync"]["strategy"] == sync
     assert all(epoch.syncs >= 3 for epoch in run.epochs())

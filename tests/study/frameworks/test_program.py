@@ -7,24 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from deepex.cli.show import show
+from deepex.recipes import recipe
 from deepex.record import PHASES, RunDirectory
 from deepex.study.frameworks import FRAMEWORKS
 from deepex.study.frameworks.program import main
-from tests.mpi import own_lines, run_deepex, run_ranks
+from tests.full import examples
+from tests.mpi import own_lines
+from tests.pool import RankPool
 from tests.study.frameworks.running import SMALL, need, run_framework, trained, write_config
+from tests.training.on_ranks import train_on
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_ddp_learns_what_deepex_learns_from_gradients(ranks: int, make_data: Callable[[int], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", examples([2], [1, 2]))
+def test_ddp_learns_what_deepex_learns_from_gradients(
+    size: int, ranks: RankPool, make_data: Callable[[int], Path], tmp_path: Path
+) -> None:
     data = str(make_data(200))
-    theirs = trained("pytorch", ranks, tmp_path / "ddp", data=data)
+    theirs = trained("pytorch", size, tmp_path / "ddp", data=data)
     keys = {**SMALL, "data": data, "sync.strategy": "gradients"}
-    settings = [f"--set={key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in keys.items()]
-    done = run_deepex("train", "fashion", "--ranks", str(ranks), *settings, "--quiet", "--out", str(tmp_path / "deepex"))
-    assert done.returncode == 0, done.stderr
-    ours = RunDirectory.open(tmp_path / "deepex")
+    ours = train_on(ranks, recipe("fashion", keys), tmp_path / "deepex", size=size)
     for mine, other in zip(ours.epochs(), theirs.epochs(), strict=True):
         assert (mine.samples, mine.steps, mine.rate) == (other.samples, other.steps, other.rate)
         assert other.train.loss == pytest.approx(mine.train.loss, rel=1e-4)
@@ -35,7 +39,9 @@ def test_ddp_learns_what_deepex_learns_from_gradients(ranks: int, make_data: Cal
         assert other.validation.samples == 64
 
 
-def test_the_run_directory_is_an_ordinary_one(make_data: Callable[[int], Path], tmp_path: Path) -> None:
+def test_the_run_directory_is_an_ordinary_one(
+    make_data: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = trained("pytorch", 2, tmp_path / "run", data=str(make_data(193)))
     state, epoch = run.state, run.epochs()[-1]
     assert (state["status"], state["reason"], state["ranks"]) == ("finished", "2 epochs done", 2)
@@ -46,9 +52,8 @@ def test_the_run_directory_is_an_ordinary_one(make_data: Callable[[int], Path], 
     assert min(epoch.wall) > 0
     assert all(used > 1e7 for used in epoch.usage["memory_bytes"]["epoch"])
     assert run.config["sync"]["strategy"] == "gradients"
-    shown = run_deepex("show", str(run.path))
-    assert shown.returncode == 0, shown.stderr
-    assert "lenet-caffe, 431,080 parameters" in shown.stdout
+    show(run=str(run.path), base=None, targets=[], as_json=False)
+    assert "lenet-caffe, 431,080 parameters" in capsys.readouterr().out
     again = run_framework("pytorch", 1, run.path, data=str(make_data(193)))
     assert again.returncode == 2
     assert "already holds a run" in own_lines(again.stderr)[0]
@@ -89,10 +94,12 @@ def test_a_missing_framework_gets_the_remedy(
     assert said.strip().endswith(json.loads((tmp_path / "run" / "failure.json").read_text())["reason"])
 
 
-def test_what_is_installed_is_listed() -> None:
-    done = run_ranks(1, "-m", "deepex.study.frameworks", "--list")
-    assert json.loads(done.stdout)["pytorch"]["version"].startswith("torch 2")
-    assert run_ranks(1, "-m", "deepex.study.frameworks").returncode == 2
+def test_what_is_installed_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--list"])
+    assert json.loads(capsys.readouterr().out)["pytorch"]["version"].startswith("torch 2")
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize(("net", "ranks"), [("lenet", 1), ("resnet18", 1), ("lenet-caffe", 2), ("resnet18", 2)])

@@ -101,7 +101,10 @@ def callers(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
     yield lambda: loss.cross_entropy(logits, labels)[0].backward(loss.unit(CPU))
     yield lambda: back(loss.reconstruction_loss(images.clone().requires_grad_(), images.float())[0])
     weight = torch.zeros(6, 12, dtype=dtype)
-    yield lambda: (transpose.Turn(rows=3, columns=4, outer=6)(weight), transpose.Turn(rows=2, columns=3, inner=12)(weight))
+    yield lambda: (
+        transpose.Transposition(rows=3, columns=4, outer=6)(weight),
+        transpose.Transposition(rows=2, columns=3, inner=12)(weight),
+    )
     yield lambda: transpose.gather(weight.flatten(), torch.zeros(5, dtype=torch.int32))
     yield lambda: _updates(dtype)
     yield lambda: stamp.StampClock(CPU).mark(FORWARD)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from deepex.step.captured.kernels.activation import bias_gradient, bias_relu_backward
 from deepex.step.captured.kernels.division import divide_rows
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE, distance, tolerance
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -23,7 +24,7 @@ def _sums(g: torch.Tensor) -> torch.Tensor:
     return g.double().sum([d for d in range(g.dim()) if d != 1])
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(4, 12))
 @given(shape=SHAPES, dtype=DTYPES, seed=st.integers(0, 2**31), owned=st.booleans())
 def test_gradients_behind_a_relu(shape: tuple[int, ...], dtype: torch.dtype, seed: int, owned: bool) -> None:
     g, z = _maps(shape, dtype, seed), _maps(shape, dtype, seed + 1).relu()
@@ -35,7 +36,7 @@ def test_gradients_behind_a_relu(shape: tuple[int, ...], dtype: torch.dtype, see
     assert distance(bias_grad, _sums(expected), least=1.0) < 1e-5
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(4, 15))
 @given(shape=SHAPES, dtype=DTYPES, seed=st.integers(0, 2**31))
 def test_gradient_of_a_bias_alone(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
     g = _maps(shape, dtype, seed)

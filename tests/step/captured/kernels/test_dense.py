@@ -5,12 +5,13 @@ from hypothesis import strategies as st
 
 from deepex.step.captured import linear_ops as product
 from deepex.step.captured.kernels.dense import dense_weight_gradient, is_small
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE, distance, randn
 
 BF16 = torch.bfloat16
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(4, 12))
 @given(
     n=st.sampled_from([1, 32, 63, 130]),
     outputs=st.sampled_from([1, 3, 27, 64, 70]),

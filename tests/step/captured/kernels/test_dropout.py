@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deepex.step.captured.kernels.dropout import Dropout
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE
 
 
@@ -18,7 +19,7 @@ def mask(key: int, salt: int, count: int = 5000, p: float = 0.5) -> Tensor:
     return Dropout.apply(torch.ones(count, device=DEVICE), p, a_key(key), salt) > 0
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(4, 15))
 @given(
     st.integers(1, 9000),
     st.sampled_from([0.0, 0.1, 0.5, 0.8, 1.0]),
@@ -34,7 +35,7 @@ def test_share_of_zeros_is_binomial_and_the_rest_is_scaled(count: int, p: float,
     assert torch.allclose(kept, torch.full_like(kept, 3 / (1 - p) if p < 1 else 0), rtol=1e-2 if dtype == torch.bfloat16 else 1e-6)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(4, 15))
 @given(st.integers(1, 5000), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_backwards_drops_what_forwards_dropped(count: int, relu: bool, key: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(count)

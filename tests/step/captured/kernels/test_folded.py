@@ -6,12 +6,13 @@ from torch.nn import functional
 
 from deepex.step.captured.kernels.folded import can_be_folded, folded_forward, folded_weight_gradient
 from deepex.step.captured.linear_ops import ConvolutionShape, Lane, convolve
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE, distance, randn, tolerance
 
 BF16 = torch.bfloat16
 
 
-@settings(max_examples=6)  # every size is compiled anew on a GPU
+@settings(max_examples=examples(2, 6))  # every size is compiled anew on a GPU
 @given(
     window=st.sampled_from([(8, 2), (8, 4), (16, 2), (16, 4)]),
     wide=st.sampled_from([8, 16, 24, 64, 128]),

@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepex.step.captured.kernels.fork import fork, total
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE, distance
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -26,7 +27,7 @@ def _gradient(kind: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) 
     return made.contiguous(memory_format=torch.channels_last) if kind == "last" else made
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(4, 15))
 @given(shape=SHAPES, kinds=KINDS, dtype=DTYPES, seed=st.integers(0, 2**31))
 def test_the_total_of_gradients(shape: tuple[int, ...], kinds: list[str], dtype: torch.dtype, seed: int) -> None:
     gradients = [_gradient(kind, shape, dtype, seed + place) for place, kind in enumerate(kinds)]

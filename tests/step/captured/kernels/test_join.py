@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepex.step.captured.kernels.join import can_join, join
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE
 
 
@@ -12,7 +13,7 @@ def _maps(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int 
     return made.contiguous(memory_format=torch.channels_last)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(4, 15))
 @given(
     batch=st.integers(1, 3),
     counts=st.lists(st.one_of(st.sampled_from([1, 8, 16, 24, 64, 80]), st.integers(1, 140)), min_size=2, max_size=8),

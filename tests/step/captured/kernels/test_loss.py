@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from deepex.step.captured.kernels.loss import cross_entropy, reconstruction_loss, unit
 from deepex.task.classify import Classify
 from deepex.task.reconstruct import Reconstruct
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE, distance, tolerance
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -21,7 +22,7 @@ def _reference_reconstruction(logits: torch.Tensor, images: torch.Tensor) -> tup
     return loss.detach(), (exact.detach().sigmoid() - target).square().flatten(1).mean(1).sum(), exact.grad
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(4, 12))
 @given(
     shape=st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 30), st.integers(1, 30)),
     dtype=DTYPES,
@@ -43,7 +44,7 @@ def test_reconstruction(shape: tuple[int, ...], dtype: torch.dtype, scale: float
     assert distance(loss.detach(), expected_loss) < 1e-5
     # of a pixel that is nearly right, the error is the difference of two rounded numbers of size 1
     assert distance(tally, expected_tally, least=0.01) < 1e-5
-    assert distance(tally, Reconstruct().tally(logits, images, images), least=0.01) < 1e-5
+    assert distance(tally, Reconstruct().measure_sums(logits, images, images)[0], least=0.01) < 1e-5
     (3 * loss).backward()
     assert logits.grad is not None
     assert logits.grad.dtype == dtype
@@ -56,7 +57,7 @@ def test_a_sure_and_right_logit_costs_little_but_not_nothing() -> None:
     assert distance(loss, 16 * torch.tensor(-30.0, dtype=torch.float64).exp()) < 1e-5
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(4, 12))
 @given(rows=st.integers(1, 70), classes=st.one_of(st.integers(2, 40), st.sampled_from([100, 1000, 3001])), dtype=DTYPES, seed=SEEDS)
 def test_cross_entropy(rows: int, classes: int, dtype: torch.dtype, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
@@ -70,7 +71,7 @@ def test_cross_entropy(rows: int, classes: int, dtype: torch.dtype, seed: int) -
     assert exact.grad is not None
     assert (loss.dtype, wrong.dtype, wrong.requires_grad) == (torch.float32, torch.int64, False)
     assert distance(loss.detach(), expected.detach()) < 1e-5
-    assert int(wrong) == int(Classify().tally(logits.cpu(), labels.cpu(), labels.cpu()))
+    assert int(wrong) == int(Classify().measure_sums(logits.cpu(), labels.cpu(), labels.cpu())[0])
     (loss / 2).backward()
     assert logits.grad is not None
     assert distance(logits.grad, exact.grad) < tolerance(dtype)

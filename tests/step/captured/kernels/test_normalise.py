@@ -10,6 +10,7 @@ from torch import nn
 
 from deepex.step.captured.kernels import normalise as code
 from deepex.step.captured.kernels.normalise import normalise, normalise_add
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE
 
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
@@ -39,7 +40,7 @@ def _exact(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("second", ["none", "shortcut", "projection"])
-@settings(max_examples=4)
+@settings(max_examples=examples(2, 4))
 @given(
     batch=st.integers(2, 3), channels=st.sampled_from([8, 20, 72]), size=st.sampled_from([(3, 5), (9, 7)]), relu=st.booleans(),
     users=st.integers(1, 2), owned=st.tuples(st.booleans(), st.booleans(), st.booleans()), seed=st.integers(0, 99),

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from deepex.step.captured.kernels import activation
 from deepex.step.captured.kernels.pool import NormReluPool, ReluPool, max_pool, max_pool_backward
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -91,7 +92,7 @@ def apart(case: Case) -> Tensor:
     return (levels + case.map(1).float().tanh() * 0.3).to(case.dtype).contiguous(memory_format=torch.channels_last)
 
 
-@settings(max_examples=4)
+@settings(max_examples=examples(2, 4))
 @given(cases())
 @example(STEM)
 @example(HANGING)
@@ -107,7 +108,7 @@ def test_plain_pooling_and_its_gradient_are_torchs_also_where_values_tie(case: C
     assert torch.equal(y.grad.cpu(), reference.grad)
 
 
-@settings(max_examples=4)
+@settings(max_examples=examples(2, 4))
 @given(cases(), st.booleans())
 @example(STEM, True)
 @example(HANGING, True)
@@ -126,7 +127,7 @@ def test_bias_and_relu_in_front(case: Case, relu: bool) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=4)
+@settings(max_examples=examples(2, 4))
 @given(cases())
 @example(STEM)
 @example(HANGING)

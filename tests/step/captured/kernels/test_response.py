@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from deepex.nets import response
 from deepex.step.captured.kernels.response import LocalResponse
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE, distance
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -28,7 +29,7 @@ def check(shape: tuple[int, ...], size: int, constants: tuple[float, float, floa
     assert distance(ours.grad, exact.grad, least=through) < BOUND[dtype]
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(4, 12))
 @given(
     st.tuples(st.integers(1, 3), st.sampled_from([1, 2, 3, 7, 32, 96, 130]), st.integers(1, 6), st.integers(1, 6)),
     st.integers(1, 7),

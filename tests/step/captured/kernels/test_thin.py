@@ -14,6 +14,7 @@ from deepex.step.captured.kernels.thin import (
     thin_output_forward,
     thin_output_gradients,
 )
+from tests.full import examples
 from tests.step.captured.kernels.conftest import DEVICE, distance, tolerance
 
 
@@ -72,7 +73,7 @@ def _grad(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.grad
 
 
-@settings(max_examples=12 if DEVICE == "cpu" else 5)  # every size is compiled anew
+@settings(max_examples=examples(4, 12) if DEVICE == "cpu" else 5)  # every size is compiled anew
 @given(case=CASES, wide=st.sampled_from([1, 6, 16, 20, 50, 144]), relu=st.booleans(), data=st.data())
 def test_into_a_wide_map(case: Case, wide: int, relu: bool, data: st.DataObject) -> None:
     # the window has to fit into the padded images
@@ -117,7 +118,7 @@ def test_the_bits_of_what_a_relu_let_through(wide: int, dtype: torch.dtype) -> N
 
 
 @pytest.mark.slow
-@settings(max_examples=8 if DEVICE == "cpu" else 4)
+@settings(max_examples=examples(3, 8) if DEVICE == "cpu" else 4)
 @given(case=CASES, transposed=st.booleans(), masks=st.booleans(), narrow=st.booleans())
 def test_out_of_a_wide_map(case: Case, transposed: bool, masks: bool, narrow: bool) -> None:
     x = (case.maps(case.wide, 1).relu() if masks else case.maps(case.wide, 1)).requires_grad_()
