@@ -111,11 +111,16 @@ def learnt(run: Path) -> dict[str, Any]:
     start = 8 + int.from_bytes(data[:8], "little")  # behind the header, which has the path of nothing but may have a version
     epochs = [json.loads(line) for line in (run / "epochs.jsonl").read_text().splitlines()]
     scores = [
-        {part: {k: v for k, v in (epoch[part] or {}).items() if k != "seconds"} for part in ("train", "validation")}
+        {part: scored(epoch[part] or {}) for part in ("train", "validation")}
         | {key: epoch[key] for key in ("epoch", "samples", "steps", "syncs", "rate", "drift", "moved", "lost", "period")}
         for epoch in epochs
     ]
     return {"weights": hashlib.sha256(data[start:]).hexdigest()[:12], "epochs": scores}
+
+
+def scored(score: dict[str, Any]) -> dict[str, Any]:
+    """What was scored, whether measures are among it, as they were once, or in a table of their own."""
+    return {name: value for name, value in (score | score.get("measures", {})).items() if name not in ("seconds", "measures")}
 
 
 def compare(name: str, before: dict[str, Any], after: dict[str, Any]) -> bool:

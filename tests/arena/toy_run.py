@@ -24,10 +24,10 @@ from deepex.errors import DeepexError  # noqa: E402
 from deepex.recipes import resumed_config  # noqa: E402
 from deepex.recipes.network import build_network  # noqa: E402
 from deepex.record.clock import NoClock  # noqa: E402
-from deepex.training import trainer  # noqa: E402
+from deepex.training import session  # noqa: E402
+from deepex.training.build import build  # noqa: E402
 from deepex.training.config import RunConfig  # noqa: E402
 from deepex.training.gather import make_job  # noqa: E402
-from deepex.training.learner import Learner  # noqa: E402
 
 
 def config(**keys: Any) -> RunConfig:
@@ -38,7 +38,7 @@ def config(**keys: Any) -> RunConfig:
 
 def train_until(out: Path, sync: int) -> None:
     """Stop in the middle of an epoch, at a sync."""
-    run_stretch, done = trainer.run_stretch, [0]
+    run_stretch, done = session.run_stretch, [0]
 
     def counted(*where: Any, **keys: Any) -> int:
         done[0] += 1
@@ -47,7 +47,7 @@ def train_until(out: Path, sync: int) -> None:
         return run_stretch(*where, **keys)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "run_stretch", counted)
+        patch.setattr(session, "run_stretch", counted)
         deepex.train(config(), SoloCommunicator(), out=out)
 
 
@@ -66,11 +66,10 @@ def refused(run: Path | None = None, **keys: Any) -> str:
 def memory() -> tuple[int, int]:
     """The bytes that a rank is expected to take, and what it takes: gradients stay where autograd makes them."""
     job = make_job(config(net="lenet-caffe", layout="contiguous"), SoloCommunicator(), build_network)
-    learner = Learner(job, SoloCommunicator(), NoClock())
-    learner.meet()
-    agreement, stored = learner.meeting.agreement, learner.states.stored()["squares"]
-    taken = [learner.arena.memory, learner.arena.weights, agreement._last, agreement._total.buffer, *stored]
-    learner.close()
+    parts = build(job, SoloCommunicator(), clock=NoClock())
+    agreement, stored = parts.meeting.agreement, parts.states.stored()["squares"]
+    taken = [parts.arena.memory, parts.arena.weights, agreement._last, agreement._total.buffer, *stored]
+    parts.close()
     return job.placement.estimate["arena_bytes"], sum(tensor.nbytes for tensor in taken)
 
 

@@ -12,7 +12,7 @@ from deepex.comm import Call, WrappedCommunicator, as_communicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import AgreedError, together
 from deepex.errors import DataError
-from deepex.training import learner
+from deepex.training import build as build_module
 from deepex.training import run as home
 from tests.mpi import run_ranks
 from tests.pool import RankPool
@@ -41,7 +41,7 @@ def test_nothing_that_ranks_do_together_communicates(
         return together(comm, inside)
 
     monkeypatch.setattr(home, "together", watched)
-    monkeypatch.setattr(learner, "together", watched)
+    monkeypatch.setattr(build_module, "together", watched)
     keys = {"data": str(make_data(64)), "net": "tests.networks:normed", "batch": 8, "replicas": 2, "sync.strategy": strategy}
     for epochs in (1, 2):
         config = deepex.recipe("fashion", {**keys, "epochs": epochs})

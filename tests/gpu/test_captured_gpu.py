@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import deepex
+from deepex.arena import optimiser
 from deepex.arena.optimiser.config import OptimConfig
 from deepex.comm.solo import SoloCommunicator
 from deepex.data.dataset import PackedDataset
@@ -103,6 +104,22 @@ def test_each_precision_against_float64(net: str, precision: str, make_data: Mak
     print(net, precision, off)
     assert max(off.values()) < BOUNDS[net][precision]
     assert off["captured"] < 1.5 * off["eager"] + 1e-4, "fusing rounds no more"
+
+
+def test_an_optimiser_without_a_kernel_of_its_own_is_captured(make_data: MakeData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimiser, "OPTIMISERS", [*optimiser.OPTIMISERS, "tests.arena.toy_optimiser"])
+    moved = []
+    for step in ("eager", "captured"):
+        config = _config(make_data(192), net="lenet", batch=16, step=step, **{"optim.schedule": "cosine", "optim.rate": 0.01})
+        for key, value in {"method": "damped", "memory": 0.9}.items():  # the keys of a configuration are those of its start
+            object.__setattr__(config.optim, key, value)
+        learner = _learner(config)
+        before = learner.parts.arena.weights.clone()
+        _epoch(learner, 0)
+        assert learner.parts.runner.choice.kind == step
+        moved.append(learner.parts.arena.weights - before)
+        learner.parts.close()
+    assert float((moved[1] - moved[0]).norm() / moved[0].norm()) < 1e-2
 
 
 def test_bf16_captured_learns_as_fp32_eager_does() -> None:

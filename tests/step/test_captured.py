@@ -140,16 +140,16 @@ def test_an_optimiser_without_a_kernel_of_its_own(changes: dict, small: str, mon
         object.__setattr__(config.optim, key, value)
     with monkeypatch.context() as patch:
         eager, captured = (_learner(patch, config, captured=choice) for choice in (False, True))
-        before = eager.arena.weights.clone()
+        before = eager.parts.arena.weights.clone()
         expected, found = _train(eager)[-1], _train(captured)[-1]
-    assert list(captured.arena.states) == ["mean", "squares"]
-    assert all(bool(state.any()) for state in captured.arena.states.values())
+    assert list(captured.parts.arena.states) == ["mean", "squares"]
+    assert all(bool(state.any()) for state in captured.parts.arena.states.values())
     exact = config.precision != "bf16"
     assert found == pytest.approx(expected, rel=1e-4 if exact else 0.1)
-    moved, reference = captured.arena.weights - before, eager.arena.weights - before
+    moved, reference = captured.parts.arena.weights - before, eager.parts.arena.weights - before
     assert float((moved - reference).norm() / reference.norm()) < (1e-3 if exact else 0.5)
-    shadow = captured.runner._twin.shadow
-    assert exact or torch.equal(shadow, captured.arena.weights.to(torch.bfloat16))
+    shadow = captured.parts.runner._twin.shadow
+    assert exact or torch.equal(shadow, captured.parts.arena.weights.to(torch.bfloat16))
 
 
 @pytest.mark.slow
@@ -199,16 +199,16 @@ def test_bf16_computes_with_a_twin_and_keeps_float32(method: str, small: str, mo
     """The twin lies where the arena has gradients, unless they are gathered there."""
     configs = (_config(small, precision=precision, **{"optim.method": method}) for precision in ("fp32", "bf16"))
     exact, rounded = (_learner(monkeypatch, config, captured=True) for config in configs)
-    before = exact.arena.weights.clone()
+    before = exact.parts.arena.weights.clone()
     _train(exact)
     _train(rounded)
-    assert rounded.arena.weights.dtype == torch.float32
-    moved, other = exact.arena.weights - before, rounded.arena.weights - before
+    assert rounded.parts.arena.weights.dtype == torch.float32
+    moved, other = exact.parts.arena.weights - before, rounded.parts.arena.weights - before
     once = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # else PyTorch rounds the gradient of a kernel after each image
     assert 0 < float((moved - other).norm() / moved.norm()) < (0.1 if once else 0.2)
-    shadow = rounded.runner._twin.shadow
-    torch.testing.assert_close(shadow.float(), rounded.arena.weights, rtol=2**-7, atol=1e-30)
-    assert (shadow.data_ptr() == rounded.arena.gradients.data_ptr()) == (method == "sgd")
+    shadow = rounded.parts.runner._twin.shadow
+    torch.testing.assert_close(shadow.float(), rounded.parts.arena.weights, rtol=2**-7, atol=1e-30)
+    assert (shadow.data_ptr() == rounded.parts.arena.gradients.data_ptr()) == (method == "sgd")
 
 
 def test_the_twin_follows_whoever_changes_the_weights(small: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from deepex.training.build import build
 from deepex.training.checkpoint import Checkpoint, CheckpointConfig, Position
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
-from deepex.training.session import Session
+from deepex.training.session import Session, run_stretch
 from deepex.training.watch import Watcher
 from tests import networks
 from tests.mpi import run_deepex
@@ -89,6 +89,15 @@ def test_one_collective_per_sync_on_the_arena_itself(
     if region is not None:
         memory = region(arena)
         assert set(sums) == {("sum", memory.data_ptr(), memory.numel())}, "in place, no copy made first"
+
+
+def test_what_an_optimiser_keeps_of_a_replica_that_went_astray_is_forgotten(make_data: MakeData, tmp_path: Path) -> None:
+    with make_session(tmp_path, make_data(64), [], sync=SyncConfig(momentum="local"), replicas=2) as session:
+        learner = session.learner
+        learner.begin_epoch(0, 0, worst=1e-9)
+        run_stretch(learner, next(learner.stretches()))
+        assert learner.lost == 2
+        assert not any(momentum.any() for momentum in session.parts.states.stored()["momentum"])
 
 
 def test_compute_phases_contain_no_collective(make_data: MakeData, tmp_path: Path) -> None:

@@ -108,4 +108,4 @@ def make_states(policies: Mapping[str, str], states: Mapping[str, torch.Tensor],
 def _make(policy: str, state: torch.Tensor, replicas_per_rank: int) -> StatePolicy:
     if policy == "reset":
         return Reset(state)
-    return Averaged()
+    return Local(state, replicas_per_rank) if policy == "local" else Averaged()
