@@ -160,7 +160,7 @@ def test_workers_and_ranks_write_the_same_bytes_as_one_process(block: int, ranks
 @pytest.mark.slow
 def test_a_rank_that_finds_a_bad_sample_stops_all_with_one_message(tmp_path: Path) -> None:
     np.save(tmp_path / "i.npy", np.where(np.arange(40)[:, None, None] == 33, np.nan, 1.0) * np.ones((40, 2, 2)))
-    done = run_ranks(3, "-m", "deepex", "data", "pack", str(tmp_path / "i.npy"), str(tmp_path / "out"))
+    done = run_ranks(examples(2, 3), "-m", "deepex", "data", "pack", str(tmp_path / "i.npy"), str(tmp_path / "out"))
     assert done.returncode == 2
     assert done.stderr.count("sample 33: has the value nan") == 1
     assert "Traceback" not in done.stderr

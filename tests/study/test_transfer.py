@@ -11,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepex.comm import as_communicator
+from deepex.comm.distributed import DistributedCommunicator
 from deepex.comm.solo import SoloCommunicator
 from deepex.comm.together import AgreedError
 from deepex.errors import CommError, ConfigError
@@ -18,7 +20,9 @@ from deepex.study.transfer.fit import fit, worst_deviation
 from deepex.study.transfer.measure import _crowded, _pairs, default_sizes, measure
 from deepex.study.transfer.probe import HOST, all_reduce
 from deepex.study.transfer.timing import Timing
+from tests.full import examples
 from tests.mpi import own_lines, run_ranks
+from tests.pool import RankPool
 
 SIZES = [8, 4096, 100_000]
 QUICK = ("--seconds", "0.002", "--repeats", "3", "--sizes", ",".join(map(str, SIZES)))
@@ -33,11 +37,29 @@ def _measured(tmp_path: Path, ranks: int, kind: str) -> list[dict[str, Any]]:
     return tables
 
 
-@pytest.mark.slow
+def measure_on_ranks(comm: Any, kind: str) -> list[dict[str, Any]]:
+    ours = as_communicator(comm)
+    used = ours if kind == "mpi" else DistributedCommunicator(kind, bootstrap=ours)
+    tables = measure(used, sizes=SIZES, timing=Timing(seconds=0.002, repeats=3))
+    used.close()
+    return tables
+
+
 @pytest.mark.parametrize("kind", ["mpi", "gloo"])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_every_path_has_every_size(tmp_path: Path, ranks: int, kind: str) -> None:
-    tables = _measured(tmp_path, ranks, kind)
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_path_has_every_size(ranks: RankPool, size: int, kind: str) -> None:
+    for tables in ranks.run(measure_on_ranks, kind, size=size):
+        _check_tables(tables, size, kind)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "kind"), examples([(2, "gloo")], [(2, "mpi"), (2, "gloo"), (4, "mpi"), (4, "gloo")]))
+def test_the_program_writes_what_is_measured(tmp_path: Path, ranks: int, kind: str) -> None:
+    _check_tables(_measured(tmp_path, ranks, kind), ranks, kind)
+
+
+def _check_tables(tables: list[dict[str, Any]], ranks: int, kind: str) -> None:
     expected = {"memory": 1, f"memory, {ranks} ranks at once": ranks}
     expected |= {f"rank-rank {kind}, 0 and {other}": 2 for other in {1, ranks - 1}}
     for group in {2, ranks}:
@@ -70,9 +92,14 @@ def _check_points(points: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("--sizes", "8,7", "--sizes has 7; a size is a multiple of 4 bytes, for example 8,1024,1048576"),
         ("--groups", "3", "--groups has 3; a group has 2 ranks at least and at most the 2 that there are"),
-        ("--comm", "nccl", "comm is nccl, but the device is cpu: NCCL needs GPUs; use mpi or gloo"),
+        *examples(
+            [],
+            [
+                ("--sizes", "8,7", "--sizes has 7; a size is a multiple of 4 bytes, for example 8,1024,1048576"),
+                ("--comm", "nccl", "comm is nccl, but the device is cpu: NCCL needs GPUs; use mpi or gloo"),
+            ],
+        ),
     ],
 )
 def test_a_mistake_is_told_once(tmp_path: Path, option: str, value: str, says: str) -> None:

@@ -61,7 +61,7 @@ def test_the_run_directory_is_an_ordinary_one(
 
 
 def test_a_target_ends_it(make_data: Callable[[int], Path], tmp_path: Path) -> None:
-    run = trained("pytorch", 2, tmp_path / "run", data=str(make_data(200)), epochs=9, target="loss <= 100")
+    run = trained("pytorch", examples(1, 2), tmp_path / "run", data=str(make_data(200)), epochs=9, target="loss <= 100")
     assert run.state["reason"] == "target reached: loss <= 100"
     assert len(run.epochs()) == 1
 
