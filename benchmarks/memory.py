@@ -129,7 +129,7 @@ def events_case(case: dict[str, Any]) -> dict[str, int] | None:
         parts, arena, agreement = learner.parts, learner.parts.arena, learner.parts.meeting.agreement
         arena.memory.mul_(1.0)
         comm.sum(torch.zeros(1 << 20))  # what MPI allocates once, for messages of any size
-        found = {"initial broadcast": growth(lambda: comm.broadcast(arena.state))}
+        found = {"initial broadcast": growth(lambda: comm.broadcast(arena.kept))}
         bench.run_epoch(learner, 0)
         found["sync"] = growth(lambda: agreement.reach(comm, request=0.0, rate=0.0))
         plain = torch.ones(agreement.nbytes // arena.memory.itemsize, dtype=arena.memory.dtype)

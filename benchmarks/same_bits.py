@@ -111,16 +111,22 @@ def learnt(run: Path) -> dict[str, Any]:
     start = 8 + int.from_bytes(data[:8], "little")  # behind the header, which has the path of nothing but may have a version
     epochs = [json.loads(line) for line in (run / "epochs.jsonl").read_text().splitlines()]
     scores = [
-        {part: scored(epoch[part] or {}) for part in ("train", "validation")}
+        {part: {k: v for k, v in normalised(epoch[part] or {}).items() if k != "seconds"} for part in ("train", "validation")}
         | {key: epoch[key] for key in ("epoch", "samples", "steps", "syncs", "rate", "drift", "moved", "lost", "period")}
         for epoch in epochs
     ]
     return {"weights": hashlib.sha256(data[start:]).hexdigest()[:12], "epochs": scores}
 
 
-def scored(score: dict[str, Any]) -> dict[str, Any]:
-    """What was scored, whether measures are among it, as they were once, or in a table of their own."""
-    return {name: value for name, value in (score | score.get("measures", {})).items() if name not in ("seconds", "measures")}
+def normalised(value: Any) -> Any:
+    """What a record says, in today's words: the objective is a task, and measures are a table beside the loss."""
+    if isinstance(value, list):
+        return [normalised(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {("task" if key == "objective" else key): normalised(one) for key, one in value.items() if one is not None}
+    measures = found.pop("measures", {})
+    return found | measures if isinstance(measures, dict) else found
 
 
 def compare(name: str, before: dict[str, Any], after: dict[str, Any]) -> bool:
@@ -156,7 +162,7 @@ def main() -> None:
                 for tree, run in ((other, begun), (this, copy)):
                     tree.run("train", "--resume", str(run), "--quiet", "--ranks", ranks, "--set", "epochs=3")
                 alike &= compare(f"{name}, gone on", learnt(begun), learnt(copy))
-                before, after = other.run("show", str(begun), "--json"), this.run("show", str(begun), "--json")
+                before, after = (normalised(json.loads(tree.run("show", str(begun), "--json"))) for tree in (other, this))
                 alike &= before == after
                 print(f"{'':32} shown {'the same' if before == after else 'DIFFERENTLY'}")
             this.run("report", *(str(path) for path in sorted(work.glob("old*"))[:6]), "-o", str(work / "report.html"))

@@ -82,7 +82,7 @@ def test_regions_lie_so_that_each_sync_is_one_slice() -> None:
         (arena.model_and(1), order[1:4]),
         (arena.model_and(2), order[1:5]),
         (arena.all_states, order[3:5]),
-        (arena.state, order[1:]),
+        (arena.kept, order[1:]),
     ):
         assert region.is_contiguous()
         assert region.data_ptr() == parts[0].data_ptr()

@@ -119,12 +119,12 @@ def test_the_same_arithmetic_as_eager(changes: dict, small: str, monkeypatch: py
     eager, captured = (_learner(monkeypatch, config, captured=choice) for choice in (False, True))
     assert isinstance(captured.parts.runner, CapturedRunner)
     assert bool(captured.parts.runner.choice.fusions) == (changes.keys() & {"layout", "fuse"} == set())
-    assert torch.equal(captured.parts.arena.state, eager.parts.arena.state), "building it leaves the arena as it was"
+    assert torch.equal(captured.parts.arena.kept, eager.parts.arena.kept), "building it leaves the arena as it was"
     epochs = 1 if changes else 2
     expected, found = _train(eager, epochs), _train(captured, epochs)
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
-    weights, reference = captured.parts.arena.state, eager.parts.arena.state
+    weights, reference = captured.parts.arena.kept, eager.parts.arena.kept
     assert float((weights - reference).norm() / reference.norm()) < 1e-5
     for one, other in zip(captured.parts.network.buffers(), eager.parts.network.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -184,7 +184,7 @@ def test_weights_in_another_order_lie_where_nothing_else_does(small: str, monkey
             patch.setattr(Bf16Weights, "room", stand_in)
             learner = _learner(monkeypatch, config, captured=True)
         _train(learner)
-        states.append(learner.parts.arena.state)
+        states.append(learner.parts.arena.kept)
         if stand_in is given:
             gradients = learner.parts.arena.gradients
             first, half = gradients.data_ptr() + gradients.nbytes // 2, gradients.nbytes // 2

@@ -77,7 +77,7 @@ def test_one_collective_per_sync_on_the_arena_itself(
     session = make_session(tmp_path, make_data(64), log, sync=sync, replicas=replicas)
     arena = session.parts.arena
     made = [entry for entry in log if entry[0] not in ("zeros", "gather_rows")]
-    assert made == [("broadcast", arena.state.data_ptr(), arena.state.numel())], "the start is one broadcast of the state"
+    assert made == [("broadcast", arena.kept.data_ptr(), arena.kept.numel())], "the start is one broadcast of the state"
     assert {name for name, *_ in log} >= {"zeros", "gather_rows"}, "ranks make the arena, and agree on the kind of step"
     log.clear()
     session.train(Position())

@@ -10,7 +10,7 @@ The allocation is laid out so that whatever is communicated or written is one co
       '------ sync of gradients -'
                   '-- sync of weights --'
                   '-- sync of weights, state 1 averaged -'
-                  '---------- state: broadcast and checkpoint --------'
+                  '---------- kept: broadcast and checkpoint ---------'
 
 Gradients, and states such as momentum, are twins of the weights: the same offsets. Within the weights, those that decay come first,
 so that an update with weight decay is one pass over two slices. Each tensor starts on a multiple of 256 bytes (a cache line, a GPU
@@ -125,7 +125,7 @@ class Arena:
         self.frozen = self.memory[ends["states"] : ends["frozen"]]
         self.gradients_and_buffers = self.memory[: ends["buffers"]]
         self.model = self.memory[ends["gradients"] : ends["weights"]]
-        self.state = self.memory[ends["gradients"] :]
+        self.kept = self.memory[ends["gradients"] :]
         self.num_decayed = _extent(self.layout.decayed, dtype)
         self.num_parameters = sum(parameter.numel() for parameter in parameters.values())
         self.gathers, self.moves = gathers, gathers and (device.type == "cpu" if moves is None else moves)
@@ -164,7 +164,7 @@ class Arena:
 
     def model_and(self, num_states: int) -> torch.Tensor:
         """Buffers, weights and the first so many states, as one slice."""
-        return self.state[: self.model.numel() + num_states * self.weights.numel()]
+        return self.kept[: self.model.numel() + num_states * self.weights.numel()]
 
     def gradient_tensors(self) -> list[torch.Tensor]:
         """Each trainable tensor's gradient, wherever it is, in the order of the layout and with the weight's strides."""

@@ -25,7 +25,7 @@ from deepex.training.usage import UsageWatch
 
 
 @dataclass(kw_only=True)
-class Progress:
+class EpochProgress:
     """An epoch, or the rest of one from `start` on; `samples` are this rank's in it. `syncs` counts those of the whole epoch."""
 
     start: Position
@@ -45,12 +45,14 @@ class EpochBook:
             train=measures + 2, lost=1, times=len(PHASES) + 1, validation=measures + 3, reads=4, usage=LENGTH, drift=None
         )
 
-    def open(self, position: Position) -> Progress:
+    def open(self, position: Position) -> EpochProgress:
         """Begin an epoch."""
         shards = self._parts.job.shards
-        return Progress(start=position, samples=self._samples(position, shards.steps), began=perf_counter(), syncs=position.syncs)
+        return EpochProgress(
+            start=position, samples=self._samples(position, shards.steps), began=perf_counter(), syncs=position.syncs
+        )
 
-    def position(self, step: int, progress: Progress) -> Position:
+    def position(self, step: int, progress: EpochProgress) -> Position:
         """Where the run is within the epoch: what all ranks have summed up so far goes with it. Collective."""
         self._parts.guard.check()
         before, learner = progress.start, self._learner
@@ -70,7 +72,7 @@ class EpochBook:
             worst=before.worst,
         )
 
-    def close(self, progress: Progress) -> EpochRecord:
+    def close(self, progress: EpochProgress) -> EpochRecord:
         """Read what the epoch measured, validate, gather it all from all ranks, and write the record. Collective."""
         parts, learner, start = self._parts, self._learner, progress.start
         phases = parts.clock.seconds()
@@ -106,7 +108,7 @@ class EpochBook:
             return nullcontext()
         return self._parts.statistics.estimated(epoch)
 
-    def _record(self, progress: Progress, of: dict[str, torch.Tensor], columns: dict[str, list[list[float]]]) -> EpochRecord:
+    def _record(self, progress: EpochProgress, of: dict[str, torch.Tensor], columns: dict[str, list[list[float]]]) -> EpochRecord:
         parts, start, times = self._parts, progress.start, columns["times"]
         train = _added(of["train"], start.sums)
         apart = parts.meeting.drift

@@ -96,7 +96,7 @@ def build(job: Job, comm: Communicator, *, resuming: bool = False, clock: PhaseC
         evaluator = _make_evaluator(job, comm)
         trial = None
         if not resuming:
-            comm.broadcast(arena.state)  # collective: the initial weights are rank 0's
+            comm.broadcast(arena.kept)  # collective: the initial weights are rank 0's
             if wants_trial(job):
                 trial = SyncTrial(job, comm, optimiser, step, runner)  # collective
                 job = trial.settle(job)  # collective

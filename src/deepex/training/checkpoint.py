@@ -124,7 +124,7 @@ def save(
             "replicas": replicas,
             "local": [name for name in arena.states if name in kept.own],
             "own_crc32": own,
-            "crc32": write(path, {"arena": arena.state, **_counters(network), **shared}),
+            "crc32": write(path, {"arena": arena.kept, **_counters(network), **shared}),
             "rule": rule,
             "bytes": path.stat().st_size,
             "layout": arena.layout.to_json(),
@@ -266,7 +266,7 @@ def _digest(header: dict[str, Any]) -> str:
 def restore(checkpoint: Checkpoint, arena: Arena, network: nn.Module) -> None:
     """Read the state of a checkpoint into the arena of the same network; every rank reads for itself."""
     _check_layout(checkpoint, arena)
-    _read(checkpoint, checkpoint.path, "arena", arena.state, _checksums(checkpoint)["arena"])
+    _read(checkpoint, checkpoint.path, "arena", arena.kept, _checksums(checkpoint)["arena"])
     if (order := _states(checkpoint)) != [*arena.states]:
         found = dict(zip(order, [state.clone() for state in arena.states.values()], strict=True))
         for name, state in arena.states.items():

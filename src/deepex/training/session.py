@@ -16,7 +16,7 @@ from typing import Self
 from deepex.record import RunDirectory, Target
 from deepex.sync.meeting import Stretch
 from deepex.training import checkpoint as checkpoints
-from deepex.training.book import EpochBook, Progress
+from deepex.training.book import EpochBook, EpochProgress
 from deepex.training.checkpoint import Position
 from deepex.training.learner import Learner
 from deepex.training.parts import Parts
@@ -150,7 +150,7 @@ class Session:
         done = f"{config.epochs} epochs done" if config.epochs != 1 else "1 epoch done"
         return Outcome(status="finished", reason=f"target reached: {config.target}" if reached else done, position=position)
 
-    def _save_within(self, stop: int, progress: Progress) -> Position:
+    def _save_within(self, stop: int, progress: EpochProgress) -> Position:
         """Write a checkpoint in the middle of an epoch, which is in none of the phases."""
         here = self._book.position(stop, progress)
         self.usage.pause()
