@@ -1,6 +1,6 @@
 # make run    install, train networks on the samples on 1 and on 2 ranks, show what that gained, and write a report
 # make test   all tests, with FULL_TESTS=1 as many random cases as CI tries
-# make quick   all but those marked slow or browser        make test-openmpi   those that start ranks, under Open MPI
+# make quick   all but those marked slow, browser, interpreted or science        make test-openmpi   those that start ranks, under Open MPI
 # make test-cluster   those of several hosts and of Slurm, as root
 # make check   linters, types, import order        make bench   the benchmarks of this machine        make bench-gpu   of its GPU
 VENV   ?= .venv
@@ -43,7 +43,7 @@ browser:
 	else echo "the tests of reports need Chromium and will fail without it: sudo apt-get install chromium"; fi
 
 quick: $(READY)
-	$(BIN)/python -m pytest -m "not gpu and not slow and not cluster and not browser" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not gpu and not cluster and not slow and not browser and not interpreted and not science" -n 2 --dist loadgroup
 
 # The other MPI: a second environment on top of the first, because both MPIs own the name mpiexec.
 openmpi: $(READY)

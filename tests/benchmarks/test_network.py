@@ -126,6 +126,7 @@ with SlowNetwork(2) as network:
     assert _until(lambda: not any(Path("/proc", child).exists() for child in children))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("possible")
 @pytest.mark.parametrize("launcher", examples(["mpi"], ["torch", "mpi"]))
 def test_ranks_sum_over_the_link(launcher):

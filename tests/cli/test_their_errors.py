@@ -29,6 +29,7 @@ def build(channels, size, classes):
 ERROR = "ValueError: the sixty-first [call] is one too many ({file}, line 9, in forward)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "said"), [*examples([], [(1, "deepex: " + ERROR)]), (2, "failed: " + ERROR)])
 def test_a_network_that_fails_late_is_told_with_its_place(
     ranks: int, said: str, make_data: Callable[[int], Path], tmp_path: Path
@@ -46,6 +47,7 @@ def test_a_network_that_fails_late_is_told_with_its_place(
     assert (state["status"], ERROR.format(file=file) in state["reason"]) == ("failed", True)
 
 
+@pytest.mark.slow
 def test_a_network_that_exits_has_not_finished_the_run(make_data: Callable[[int], Path], tmp_path: Path) -> None:
     file = tmp_path / "mynet.py"
     file.write_text(NETWORK.replace('raise ValueError("the sixty-first [call]\\nis one too many")', "raise SystemExit(0)"))

@@ -44,6 +44,7 @@ def test_a_failure_in_one_ranks_thread_ends_the_job(kind: str) -> None:
     assert "rank 1 on" in _fail(kind, body).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", examples(["gloo"], ["mpi", "gloo"]))
 def test_a_rank_that_fails_with_a_sum_under_way_ends_the_job(kind: str) -> None:
     """Its own sum is one that nobody joins, and closing does not wait for it."""
@@ -75,6 +76,7 @@ except CommError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "said"),
     [

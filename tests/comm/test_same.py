@@ -45,6 +45,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", examples(["comm=gloo"], [*DIFFERENT]))
 def test_another_setting_on_one_rank_is_told_once(setting: str, tmp_path: Path) -> None:
     ended = train(setting, tmp_path / "run")
@@ -54,6 +55,7 @@ def test_another_setting_on_one_rank_is_told_once(setting: str, tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_ranks_may_have_different_numbers_of_threads(tmp_path: Path) -> None:
     """As on nodes of different sizes; the record tells them."""
     done = train("threads=2", tmp_path / "run")

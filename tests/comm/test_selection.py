@@ -88,6 +88,7 @@ def test_connect_refuses_what_choose_refuses() -> None:
         connect("nccl", device="cpu", environ={})
 
 
+@pytest.mark.slow
 def test_every_rank_starts_mpi_with_one_thread_level_whatever_its_node_and_configuration() -> None:
     """Ranks of MPICH that differ in it give wrong sums, without an error."""
     program = """

@@ -114,6 +114,7 @@ def test_an_interface_that_one_rank_lacks_ends_the_job(tmp_path: Path) -> None:
 # RANK and WORLD_SIZE
 
 
+@pytest.mark.slow
 def test_two_variables_without_an_address_are_refused(tmp_path: Path) -> None:
     ended = start("environment", *TRAIN, "--out", str(tmp_path / "run"))
     assert ended.returncode == 1
@@ -198,6 +199,7 @@ comm.barrier()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves", ["os._exit(0)", *examples([], ["os._exit(3)", "os.kill(os.getpid(), 9)"])])
 def test_a_rank_that_leaves_in_the_middle_fails_the_job_whatever_its_code(leaves: str, tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(LEAVING.replace("{leaves}", leaves))
@@ -215,6 +217,7 @@ os.pidfd_open = pidfd_open
 """
 
 
+@pytest.mark.slow
 def test_a_system_without_descriptors_of_processes_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_DESCRIPTORS)
     done = start("ours", *TRAIN, "--out", str(tmp_path / "run"), PYTHONPATH=str(tmp_path))

@@ -302,6 +302,7 @@ def test_bad_samples_may_be_skipped_after_all_without_beginning_anew(tmp_path: P
         put(images, tmp_path / "two", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("trouble", ["interrupt", "bad"])
 def test_workers_do_not_finish_their_files_for_nothing(tmp_path: Path, trouble: str) -> None:

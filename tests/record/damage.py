@@ -34,12 +34,13 @@ from deepex.errors import DataError, DeepexError, RunError
 from deepex.machine.sampling.series import Series
 from deepex.recipes import resumed_config
 from deepex.record import RunDirectory, StudyDirectory
-from deepex.record.table import dump_toml
+from deepex.record.table import dump_toml, from_table, set_values
 from deepex.report import make_report
 from deepex.report.collect import collect
 from deepex.report.export import FORMATS, export
 from deepex.study.trust import check_study
 from deepex.training.checkpoint import usable
+from deepex.training.config import RunConfig
 from tests.pool import RankPool
 from tests.report.records import Made, transfer, write_study
 from tests.training.on_ranks import train_on
@@ -115,8 +116,8 @@ def make_records(folder: Path, ranks: RankPool | None = None) -> None:
             if not (folder / name).is_dir():
                 keys = {"epochs": 2, "samples": 512, "threads": 1, "target": "validation error <= 0.01", "sync.period": 2}
                 train_on(pool, deepex.recipe("fashion", keys | {"sampling": 0.1}), folder / name)
-                more = resumed_config(folder / name, {"epochs": 3, "optim.rate": 0.01})
-                train_on(pool, more, folder / name, resume=True)
+                changed = set_values(RunDirectory.open(folder / name).config, {"epochs": 3, "optim.rate": 0.01})
+                train_on(pool, from_table(RunConfig, changed), folder / name, resume=True)
     shutil.copy(max((folder / "run" / "checkpoints").glob("*.json")), folder / WRITTEN)
     if not (folder / "data").is_dir():
         sample = PackedDataset.open(SAMPLES / "fashion")
