@@ -96,7 +96,7 @@ def test_without_a_region_for_gradients_the_rest_lies_as_before() -> None:
     assert other.gradients.numel() == 0
     assert other.layout == gathering.layout
     assert other.memory.numel() == gathering.memory.numel() - gathering.weights.numel()
-    assert other.state.numel() == gathering.state.numel(), "checkpoints fit both"
+    assert other.kept.numel() == gathering.kept.numel(), "checkpoints fit both"
 
 
 @pytest.mark.parametrize("gathers", [True, False])

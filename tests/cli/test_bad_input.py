@@ -206,7 +206,7 @@ def test_a_failing_rank_ends_the_job_at_once(trouble: str, cause: str | None, ma
         assert lines[0].endswith("a run that had begun continues with --resume RUN")
 
 
-@pytest.mark.parametrize("where", ["deepex.step.eager.EagerStep.backward", "deepex.training.checkpoint.save_weights"])
+@pytest.mark.parametrize("where", ["deepex.step.eager.EagerStep.backward", "deepex.training.run.save_weights"])
 def test_an_unexpected_failure_is_recorded(
     where: str, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from typer.testing import CliRunner
 
 from deepex.cli.data import app
 from deepex.data.dataset import PackedDataset
+from deepex.data.find import SAMPLES
 from deepex.data.manifest import load
 from deepex.data.pack import pack
 from deepex.data.packing import writer
@@ -27,7 +27,7 @@ from deepex.data.source import Source, open_source, stream
 from deepex.errors import DataError
 from tests.full import examples
 
-SAMPLE = Path(str(files("deepex"))) / "recipes" / "samples" / "fashion"
+SAMPLE = SAMPLES / "fashion"
 Array = NDArray[Any]
 
 

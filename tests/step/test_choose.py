@@ -45,7 +45,7 @@ def _parts(arena: Any, **config: Any) -> Any:
     )
     shards = SimpleNamespace(batch=4)
     given = SimpleNamespace(**({"step": "auto", "deterministic": False} | config))
-    return SimpleNamespace(config=given, arena=seen_as, samples=SimpleNamespace(shards=shards))
+    return SimpleNamespace(options=given, arena=seen_as, samples=SimpleNamespace(shards=shards))
 
 
 def _step(seconds: float) -> Any:
@@ -118,7 +118,7 @@ def test_a_trial_leaves_a_network_that_replaces_its_buffers_as_it_was(monkeypatc
     network = _Replacing()
     arena = Arena(network, torch.device("cpu"))
     held = network.mean
-    task: Any = SimpleNamespace(loss=lambda output, *_: output.sum(), tally=lambda output, *_: output.detach().sum())
+    task: Any = SimpleNamespace(loss=lambda output, *_: output.sum(), measure_sums=lambda *_: [torch.zeros(())], measures=[None])
     prepare: Any = SimpleNamespace(raw_shape=(2, 2, 1))
     step = EagerStep(network, task, arena, prepare, precision="fp32")
     monkeypatch.setattr(step, "prepare", lambda raw, **_: raw.float())

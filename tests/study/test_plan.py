@@ -108,7 +108,11 @@ def test_targets_of_different_measures_stop_no_run() -> None:
     ("make", "message"),
     [
         (lambda: Request(recipe="fashion", repeats=0), r"--repeats is 0; it must be at least 1"),
-        (lambda: Request(recipe="fashion", targets=("eror < 1",)), r"target is 'eror < 1'"),
+        (lambda: Request(recipe="fashion", targets=("eror under 1",)), r"target is 'eror under 1'; it must be"),
+        (
+            lambda: open_subject(Request(recipe="fashion", targets=("eror < 1",))),
+            r"target is 'train eror <= 1.0', but the task classify measures",
+        ),
         (lambda: Strong(ranks=(1, 1)), r"--ranks is '1,1'"),
         (lambda: Weak(ranks=(0, 1)), r"--ranks is '0,1'"),
         (lambda: Sync(ranks=1), r"--ranks is 1; how replicas agree"),

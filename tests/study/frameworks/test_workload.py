@@ -60,7 +60,7 @@ def test_every_framework_tells_its_version_or_the_remedy() -> None:
     for name, found in available().items():
         assert find(name).name == name
         assert found.version or "pip install" in found.reason
-    assert available()["pytorch"].version == f"torch {torch.__version__}".split("+")[0]
+    assert str(available()["pytorch"].version).split("+")[0] == f"torch {torch.__version__}".split("+")[0]
     with pytest.raises(UnknownName, match="jax, keras, lightning, pytorch"):
         find("caffe")
 
