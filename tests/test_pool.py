@@ -1,5 +1,6 @@
 """The pool of ranks itself: what one job does wrong is told, and does not reach the next."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,19 @@ def pool() -> Iterator[RankPool]:
         yield made
 
 
+def _is_running(process: int) -> bool:
+    """Whether it still is after a while: what was ended may wait for somebody to hear of it."""
+    for _ in range(50):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.1)
+    return True
+
+
 def test_ranks_work_together_and_stay(pool: RankPool) -> None:
     assert pool.run(jobs.add, 5, size=3) == [18] * 3
     assert pool.run(jobs.add, 5) == [11] * 2
@@ -32,7 +46,7 @@ def test_a_rank_that_raises_is_told_with_all_that_was_written(pool: RankPool) ->
         pool.run(jobs.raise_on, 1, size=3)
     assert all(text in str(caught.value) for text in ("ValueError: made up", "rank 0 was here", "rank 2 was here", "in raise_on"))
     assert not set(before) & set(pool.run(jobs.identify))
-    assert not any(Path(f"/proc/{process}").exists() for process in before)
+    assert not any(map(_is_running, before))
 
 
 def test_a_rank_that_hangs_is_told_with_where_it_stands(pool: RankPool) -> None:
