@@ -304,7 +304,8 @@ def _changed(value: Any, write: Callable[[Any], str], chance: random.Random) -> 
     elif how == 1 and isinstance(inner, dict):
         inner[chance.choice(("x", "", "a.b", "all", "epoch", "\N{SNOWMAN}"))] = inner.pop(key)
     elif how == 2 and isinstance(inner, dict):  # in TOML the second stands on a line of its own
-        twice = json.dumps(inner[key]) + (f", {json.dumps(key)}: {other}" if write is json.dumps else f"\n{key} = {other}")
+        again = f", {json.dumps(key)}: {other}" if write is json.dumps else f"\n{key} = {other}"
+        twice = json.dumps(inner[key], default=str) + again  # a TOML may have a date
         inner[key] = _MARK
         return write(value).replace(f'"{_MARK}"', twice)
     else:
