@@ -128,6 +128,7 @@ def train(
                 meeting.reach(some, request=0.0, rate=rate)
         drifts.append(float(torch.tensor(comm.gather(drift.read())).mean(0)[0]) ** 0.5)
         drift.reset()
+    meeting.agreement.settle()  # momentum may still be under way, and what is closed before it is done may stay with a rank
     meeting.agreement.close()
     return memory[: BUFFERS + WEIGHTS].clone(), drifts
 
