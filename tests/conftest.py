@@ -1,5 +1,6 @@
 """What all tests share: small real data, made by our own packing from the shipped sample."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ from deepex.data.dataset import PackedDataset
 from deepex.data.find import SAMPLES
 from deepex.data.pack import pack
 from tests.full import examples
-from tests.marks import mark
+from tests.marks import ByFile, mark
 from tests.pool import RankPool
 
+gc.disable()  # until all tests are collected: what is loaded and listed stays
 torch.set_num_threads(1)
 os.environ.pop("PYTHONUNBUFFERED", None)  # with it, print() writes a line in two pieces, and lines of ranks run into each other
 if not torch.cuda.is_available():  # then Triton interprets its kernels, which it must know before it is imported
@@ -27,6 +29,18 @@ settings.load_profile("deepex")
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Let every test have its marks before tests are chosen by them."""
     mark(item)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
+    """With `-n 2`, say who runs what."""
+    return ByFile(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """From here on, look for garbage among what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,12 @@
 import os
 from typing import Final, TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 FULL: Final = os.environ.get("FULL_TESTS") == "1"  # the one place where it is read
+in_full = pytest.mark.skipif(not FULL, reason="CI tries it, and FULL_TESTS=1")
 
 
 def examples(daily: T, full: T) -> T:

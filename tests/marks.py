@@ -1,9 +1,12 @@
-"""What whole files of tests need, and which tests run in one process one after another."""
+"""What whole files of tests need, and which files one process runs, one after another."""
 
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
 import pytest
+from typing_extensions import override
+from xdist.scheduler import LoadScopeScheduling
 
 _TESTS: Final = Path(__file__).parent
 
@@ -20,10 +23,31 @@ NEEDS: Final = {
 
 
 def mark(item: pytest.Item) -> None:
-    """Mark a test by its file. Those of the pool share its ranks; those of a file share what the file makes."""
+    """Mark a test by its file."""
     path = item.path.relative_to(_TESTS)
-    uses_pool = "ranks" in getattr(item, "fixturenames", ())
     for name, files in NEEDS.items():
-        if any(path.is_relative_to(file) for file in files) or (name == "ranks" and uses_pool):
+        uses_pool = name == "ranks" and "ranks" in getattr(item, "fixturenames", ())
+        if uses_pool or any(path.is_relative_to(file) for file in files):
             item.add_marker(name)
-    item.add_marker(pytest.mark.xdist_group("ranks" if uses_pool else str(path)))
+
+
+@final
+class ByFile(LoadScopeScheduling):
+    """Gives a whole file to one process, for what its tests share is made once; and to one alone all files that use the ranks.
+
+    xdist's own `loadgroup` does nothing, and says nothing, with pytest 9.2.
+    """
+
+    def __init__(self, config: pytest.Config, log: object = None) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # files of few tests are among the longest
+
+    @override
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "ranks" if _uses_pool(file) else file
+
+
+@cache
+def _uses_pool(file: str) -> bool:
+    return "ranks: RankPool" in (_TESTS.parent / file).read_text(encoding="utf-8")

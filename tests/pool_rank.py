@@ -9,11 +9,12 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from deepex.comm.library import start_mpi
+from deepex.machine.heap import loading
 from tests.leaks import State
 from tests.pool import STACKS
 
@@ -43,7 +44,8 @@ def _work(job: dict[str, Any], comm: Any, output: Path) -> dict[str, Any]:
     with _written_to(output):
         try:
             module, _, name = job["function"].partition(":")
-            function = getattr(importlib.import_module(module), name)
+            with loading() if module not in sys.modules else nullcontext():
+                function = getattr(importlib.import_module(module), name)
             before = State()
             os.environ.update(job["environ"])
             os.chdir(job["cwd"])

@@ -69,12 +69,12 @@ FAULTS = [
     pytest.param("ours", GLOO, 0, "deepex.comm.distributed", "sleep", WAITED, marks=slow),
     pytest.param("ours", (), 1, "deepex.comm.mpi", "raise", "rank 1 on .*: cannot join the others: ImportError", marks=slow),
     pytest.param("mpiexec", (), 1, "python", "sleep", WAITED, marks=slow),
-    pytest.param("mpiexec", (), 1, "torch", "raise", "rank 1 on .*: ImportError: libmade_up", marks=slow),
     pytest.param("torchrun", (), 1, "torch", "exit 0", WAITED, marks=slow),
-    pytest.param("torchrun", (), 1, "deepex.training.run", "raise", "rank 1 on .*: ImportError: libmade_up", marks=slow),
 ]
 # Other ways to end, and other ranks, at the same moments.
 MORE_FAULTS = [
+    pytest.param("mpiexec", (), 1, "torch", "raise", "rank 1 on .*: ImportError: libmade_up", marks=slow),
+    pytest.param("torchrun", (), 1, "deepex.training.run", "raise", "rank 1 on .*: ImportError: libmade_up", marks=slow),
     pytest.param("ours", (), 1, "python", "exit 3", ENDED, marks=slow),
     pytest.param("ours", (), 1, "python", "signal 9", ENDED, marks=slow),
     pytest.param("ours", (), 1, "mpi4py.MPI", "exit 0", ENDED, marks=slow),

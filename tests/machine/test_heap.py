@@ -1,12 +1,14 @@
 """The heap: what a process frees stays with it, counted in page faults by the kernel."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
-from deepex.machine.heap import keep_heap, keep_tensors
+from deepex.machine.heap import keep_heap, keep_tensors, loading
 from deepex.record import RunDirectory
 from tests.mpi import HANGS, rank_environ, run_deepex
 
@@ -98,3 +100,28 @@ def test_a_users_own_delay_stays() -> None:
 )
 def test_what_the_user_has_set_goes_first(environ: dict[str, str]) -> None:
     assert keep_heap(environ) == f"as {next(iter(environ))} says"
+
+
+def test_what_is_loaded_is_not_looked_through_again() -> None:
+    """What is made afterwards is; also if the load fails."""
+
+    class Ring:
+        def __init__(self) -> None:
+            self.itself = self
+
+    stays, before = [], gc.get_freeze_count()
+
+    def load() -> None:
+        with loading():
+            stays.extend(weakref.ref(Ring()) for _ in range(3))
+            assert not gc.isenabled()
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        load()
+    goes = weakref.ref(Ring())
+    gc.collect()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before
+    assert all(ring() is not None for ring in stays), "nobody looked"
+    assert goes() is None

@@ -37,6 +37,7 @@ from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
 from deepex.training.learner import Learner
 from deepex.training.session import run_stretch
+from tests.full import examples
 from tests.training.stops import stop_after_laps
 
 MakeData = Callable[[int], Path]
@@ -153,7 +154,7 @@ def test_an_optimiser_without_a_kernel_of_its_own(changes: dict, small: str, mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draws", ["torch", "kernel"])
+@pytest.mark.parametrize("draws", examples(["kernel"], ["torch", "kernel"]))
 def test_an_autoencoder_learns_alike(draws: str, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If torch draws the captured step's numbers, too, they come from the step's seed and are the same; else they are others."""
     options = {"filters": 16, "features": 4}
@@ -194,7 +195,7 @@ def test_weights_in_another_order_lie_where_nothing_else_does(small: str, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["sgd", "lars"])
+@pytest.mark.parametrize("method", examples(["lars"], ["sgd", "lars"]))
 def test_bf16_computes_with_a_twin_and_keeps_float32(method: str, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin lies where the arena has gradients, unless they are gathered there."""
     configs = (_config(small, precision=precision, **{"optim.method": method}) for precision in ("fp32", "bf16"))

@@ -20,9 +20,11 @@ from deepex.record import PlannedRun, RunDirectory, StudyDirectory
 from deepex.record.run import is_held
 from deepex.study.execute import execute, refuse_other
 from deepex.study.script import SYSTEMS, Batch, JobEnvironment, write_scripts
+from tests.full import examples
 from tests.mpi import HANGS, rank_environ, run_deepex
 
 MakeData = Callable[[int], Path]
+RANKS = examples("1", "1,2")
 
 
 def planned(name: str, data: Path, *extra: str, ranks: int = 1) -> PlannedRun:
@@ -55,8 +57,8 @@ def test_a_study_runs_goes_on_and_says_what_failed(make_data: MakeData, tmp_path
 
 
 def begin(tmp_path: Path, *keys: str) -> tuple[list[str], subprocess.Popen[str], RunDirectory]:
-    """A study of two runs of six epochs, whose first has done an epoch: its command, to go on with, its process, and that run."""
-    command = [sys.executable, "-m", "deepex", "study", "strong", "fashion", "--ranks", "1,2", "--repeats", "1", "--out", "study"]
+    """A study of runs of six epochs, whose first has done an epoch: its command, to go on with, its process, and that run."""
+    command = [sys.executable, "-m", "deepex", "study", "strong", "fashion", "--ranks", RANKS, "--repeats", "1", "--out", "study"]
     keys = (*keys, "batch=16", "validate=none", "target=loss <= 0")
     command += [word for key in keys for word in ("--set", key)] + ["--epochs", "6"]
     began = subprocess.Popen(command, cwd=tmp_path, env=rank_environ(), stdout=subprocess.PIPE, text=True)
@@ -218,12 +220,12 @@ def test_ranks_are_started_as_their_mpi_wants_it(
 
 @pytest.mark.slow
 def test_a_job_script_runs_without_the_environment_of_its_shell(make_data: MakeData, tmp_path: Path) -> None:
-    """The PBS script needs nothing but an mpiexec, so it can run here; twice, because a job may be queued again."""
+    """The PBS script needs nothing but an mpiexec, so it can run here; in CI twice, because a job may be queued again."""
     study = make_study(tmp_path / "a study", planned("two", make_data(64), ranks=2))
     _, extra = launcher_prefix(2)
     script = write_scripts(study, "pbs", Batch(), JobEnvironment.here(probe_mpi(), rank_environ())).with_name("two.sh")
     bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", **extra}
-    for _ in range(2):
+    for _ in range(examples(1, 2)):
         done = subprocess.run(["bash", str(script)], env=bare, cwd="/", capture_output=True, text=True, timeout=HANGS, check=False)
         assert done.returncode == 0, done.stderr
     ((run, trained),) = study.trained()

@@ -179,8 +179,8 @@ def test_orthogonal(rows: int, columns: int, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def on_ranks(ranks: RankPool) -> dict[str, dict[str, Any]]:
-    """The ways of tests.sync.ranks: 8 replicas on 4 ranks of MPI and gloo and on 2; where all is tried, on 8, too."""
-    places = (("mpi", 4), ("gloo", 4), ("mpi", 2))
+    """The ways of tests.sync.ranks: 8 replicas on 4 ranks of MPI and 2 of gloo; if all is tried, 2 and 4 of both, and 8."""
+    places = examples((("mpi", 4), ("gloo", 2)), (("mpi", 4), ("gloo", 4), ("mpi", 2), ("gloo", 2)))
     found = {f"{kind}:{size}": ranks.run(train_ways, kind, 8, size=size)[0] for kind, size in places}
     if FULL:
         result = run_ranks(8, "-m", "tests.sync.ranks", "8")

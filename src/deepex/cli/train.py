@@ -33,14 +33,16 @@ def train(
     if ranks is not None and ranks != _started_ranks():
         sys.exit(_launch(ranks))
     from deepex.comm.start import Start
+    from deepex.machine.heap import loading
 
     start = Start.begin(os.environ)  # MPI before all that may fail on one rank alone, and before PyTorch
     target = Path(resume) if resume else out
-    prepared = start.agree(
-        lambda: _prepared(recipe, resume, replicas, assignments, target, quiet=quiet or as_json),
-        os.environ,
-        same=lambda made: made[-1],
-    )
+    with loading():
+        prepared = start.agree(
+            lambda: _prepared(recipe, resume, replicas, assignments, target, quiet=quiet or as_json),
+            os.environ,
+            same=lambda made: made[-1],
+        )
     config, train_run, watcher, _ = prepared
     try:
         run = train_run(config, out=target, resume=resume is not None, watcher=watcher)

@@ -4,6 +4,8 @@
 >>> keep_heap(os.environ)
 'kept'
 >>> give_back_heap()        # later, when nothing is trained any more
+>>> with loading():         # of what stays
+...     import torch
 
 glibc returns the top of the heap, and each large block, to the system as soon as it is free. A training step on a CPU frees its
 activations and gradients and asks for them anew some milliseconds later, and the kernel then clears every page of them: for
@@ -15,8 +17,10 @@ trial took and nothing else does.
 """
 
 import ctypes
+import gc
 import platform
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Final
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
@@ -57,3 +61,17 @@ def give_back_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Load modules, for as long as the process lives, without a look for garbage among them: not now, nor later, nor at the end.
+
+    PyTorch comes as 170,000 objects, and Python would go through them again and again: a quarter of the CPU time of a short run.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
