@@ -24,7 +24,8 @@ from tests.full import examples
 from tests.mpi import HANGS, rank_environ, run_deepex
 
 MakeData = Callable[[int], Path]
-RANKS = examples("1", "1,2")
+ONE_RUN = ("variability", "fashion", "--ranks", "1", "--seeds", "1")
+KIND, FIRST = examples((ONE_RUN, "seed-1_repeat-1"), (("strong", "fashion", "--ranks", "1,2"), "ranks-1_repeat-1"))
 
 
 def planned(name: str, data: Path, *extra: str, ranks: int = 1) -> PlannedRun:
@@ -58,11 +59,11 @@ def test_a_study_runs_goes_on_and_says_what_failed(make_data: MakeData, tmp_path
 
 def begin(tmp_path: Path, *keys: str) -> tuple[list[str], subprocess.Popen[str], RunDirectory]:
     """A study of runs of six epochs, whose first has done an epoch: its command, to go on with, its process, and that run."""
-    command = [sys.executable, "-m", "deepex", "study", "strong", "fashion", "--ranks", RANKS, "--repeats", "1", "--out", "study"]
+    command = [sys.executable, "-m", "deepex", "study", *KIND, "--repeats", "1", "--out", "study"]
     keys = (*keys, "batch=16", "validate=none", "target=loss <= 0")
     command += [word for key in keys for word in ("--set", key)] + ["--epochs", "6"]
     began = subprocess.Popen(command, cwd=tmp_path, env=rank_environ(), stdout=subprocess.PIPE, text=True)
-    run = RunDirectory(tmp_path / "study/runs/ranks-1_repeat-1")
+    run = RunDirectory(tmp_path / "study/runs" / FIRST)
     while not (run.path / "epochs.jsonl").exists():
         assert began.poll() is None, "it ended before its first epoch did"
         sleep(0.01)
