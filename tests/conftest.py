@@ -43,6 +43,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """At the end again among all: else Triton complains of what it is still to let go."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def make_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Pack the first `count` training images of the shipped sample, and 64 for validation; one directory per count."""

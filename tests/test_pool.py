@@ -9,7 +9,7 @@ import pytest
 from tests import pool_jobs as jobs
 from tests.pool import RankPool, RanksError
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

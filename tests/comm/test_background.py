@@ -35,6 +35,7 @@ def _fail(kind: str, body: str) -> subprocess.CompletedProcess[str]:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", examples(["mpi"], ["mpi", "gloo"]))
 def test_a_failure_in_one_ranks_thread_ends_the_job(kind: str) -> None:
     """The other rank waits for a sum that never comes."""

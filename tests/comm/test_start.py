@@ -59,8 +59,8 @@ slow = pytest.mark.slow
 FAULTS = [
     ("ours", (), 1, "python", "exit 0", ENDED),
     pytest.param("ours", (), 1, "python", "sleep", "", marks=slow),
-    ("ours", (), 1, "deepex.cli", "raise", ENDED),
-    ("ours", (), 1, "mpi4py.MPI", "raise", "rank 1 on .*: no MPI library could be loaded: libmade_up"),
+    pytest.param("ours", (), 1, "deepex.cli", "raise", ENDED, marks=slow),
+    pytest.param("ours", (), 1, "mpi4py.MPI", "raise", "rank 1 on .*: no MPI library could be loaded: libmade_up", marks=slow),
     ("ours", (), 1, "torch", "raise", "rank 1 on .*: ImportError: libmade_up"),
     ("ours", (), 1, "torch", "exit 0", ENDED),
     pytest.param("ours", (), 1, "torch", "signal 11", ENDED, marks=slow),
@@ -237,6 +237,7 @@ def test_a_job_that_is_refused_leaves_the_others_directory_alone(tmp_path: Path)
 # What launched the ranks is killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["launcher", "parent"])
 def test_ranks_end_when_their_launcher_is_killed(killed: str, tmp_path: Path) -> None:
     """Ours, or the process that started the ranks: a helper of mpiexec with MPICH, mpiexec itself with Open MPI."""

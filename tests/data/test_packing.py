@@ -147,6 +147,7 @@ def pack_on_ranks(comm: Any, out: str, block: int) -> None:
     ours.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 6])
 def test_workers_and_ranks_write_the_same_bytes_as_one_process(block: int, ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(pack_on_ranks, tmp_path / "ranks", block, size=3)
@@ -433,6 +434,7 @@ def test_what_differs_in_anything_has_another_fingerprint(one: object, other: ob
     assert fingerprint(one) == fingerprint(copy.deepcopy(one))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["begin", "write"])
 def test_a_killed_packing_leaves_no_workers_and_can_go_on(tmp_path: Path, moment: str) -> None:
     """Killed with SIGKILL while two workers begin or write: they end with it, or the pipes that they hold would stay open."""
