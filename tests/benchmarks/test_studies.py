@@ -13,6 +13,7 @@ import learning
 import periods
 import trials
 from deepex.sync.config import SyncConfig
+from tests.full import in_full
 from tests.mpi import ROOT
 from trials import Epoch, Trial
 
@@ -35,6 +36,7 @@ def tiny(**changes: Any) -> Trial:
     return Trial(workload="some", name="tiny", seed=7, recipe="fashion", measure="error", changes=settings)
 
 
+@in_full
 @pytest.mark.slow
 def test_a_trial_tells_what_its_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same run: where sums depend on where memory lies, another one learns a little else."""
@@ -58,6 +60,7 @@ def test_a_trial_is_run_as_it_was_asked_for() -> None:
     assert Trial.from_json(json.loads(json.dumps(found.to_json()))).asked() == found.asked() == tiny()
 
 
+@in_full
 @pytest.mark.slow
 def test_a_trial_answers_who_asks_for_its_settings_and_not_if_time_cut_it_short() -> None:
     done = replace(tiny(data="here"), epochs=[Epoch(0.5, 0.5, 30, 6, 0.1, 1.0)])
@@ -68,6 +71,7 @@ def test_a_trial_answers_who_asks_for_its_settings_and_not_if_time_cut_it_short(
     assert not cut.answers(tiny(epochs=500))
 
 
+@in_full
 @pytest.mark.slow
 def test_a_run_that_diverges_is_a_result_and_one_that_cannot_begin_says_why() -> None:
     wild, lost = trials.run([tiny(**{"optim.rate": 1e6}), tiny(data="nowhere")], jobs=1)

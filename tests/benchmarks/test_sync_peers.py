@@ -13,6 +13,7 @@ import sync_peers
 from deepex.comm.solo import SoloCommunicator
 from peers.local_sgd import MAKERS
 from peers.workload import Unavailable
+from tests.full import in_full
 from tests.mpi import ROOT, run_ranks
 
 AVERAGER = "PyTorch PeriodicModelAverager"
@@ -32,6 +33,7 @@ def test_what_is_missing_says_so(name: str, module: str, monkeypatch: pytest.Mon
         MAKERS[name](build(), SoloCommunicator())
 
 
+@in_full
 @pytest.mark.slow
 def test_a_sync_on_two_ranks(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT / "benchmarks"), str(ROOT), os.environ.get("PYTHONPATH")]))

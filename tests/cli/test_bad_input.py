@@ -13,7 +13,7 @@ import pytest
 import deepex
 from deepex.cli import main
 from deepex.comm.solo import SoloCommunicator
-from tests.full import examples
+from tests.full import examples, in_full
 from tests.mpi import HANGS, own_lines, run_deepex, run_ranks
 
 MakeData = Callable[[int], Path]
@@ -183,7 +183,10 @@ def test_mistakes_on_ranks_are_said_once_by_one_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trouble", "cause"), [("fail", "RuntimeError: the accelerator fell off the bus"), ("die", None)])
+@pytest.mark.parametrize(
+    ("trouble", "cause"),
+    [("fail", "RuntimeError: the accelerator fell off the bus"), pytest.param("die", None, marks=in_full)],
+)
 def test_a_failing_rank_ends_the_job_at_once(trouble: str, cause: str | None, make_data: MakeData, tmp_path: Path) -> None:
     """Rank 1 of 2 or 3 raises in a step, or is killed; the others wait in a collective and must not wait forever."""
     settings = [

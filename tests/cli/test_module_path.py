@@ -11,7 +11,7 @@ from PIL import Image
 
 from deepex.data.dataset import PackedDataset
 from deepex.record import RunDirectory, StudyDirectory
-from tests.full import examples
+from tests.full import examples, in_full
 from tests.mpi import HANGS, rank_environ
 
 MakeData = Callable[[int], Path]
@@ -58,6 +58,7 @@ def test_a_network_of_the_current_directory_is_found_last(ranks: str, safe: bool
     assert RunDirectory.open(folder / "run").state["network"]["name"] == "mynet:build"
 
 
+@in_full
 @pytest.mark.slow
 @SAFE
 def test_the_runs_of_a_study_find_it_too(safe: bool, folder: Path) -> None:

@@ -305,7 +305,7 @@ def test_bad_samples_may_be_skipped_after_all_without_beginning_anew(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("trouble", ["interrupt", "bad"])
+@pytest.mark.parametrize("trouble", examples(["interrupt"], ["interrupt", "bad"]))
 def test_workers_do_not_finish_their_files_for_nothing(tmp_path: Path, trouble: str) -> None:
     """Each of the two would need 90 seconds for its file, of 120 blocks, of 1 MiB each."""
     per_file = 120 * 64

@@ -24,6 +24,7 @@ from deepex.training.build import build
 from deepex.training.config import RunConfig
 from deepex.training.gather import make_job
 from deepex.training.learner import Learner
+from tests.full import examples
 
 MakeData = Callable[[int], Path]
 
@@ -50,7 +51,7 @@ def test_changes_with_dots() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", examples(["fp32"], ["fp32", "bf16"]))
 def test_lenet_learns_in_seconds(precision: str, tmp_path: Path) -> None:
     config = recipe(
         "fashion", {"epochs": 2, "net": "lenet", "replicas": 2, "precision": precision, "threads": 1, "target": "error <= 0.3"}

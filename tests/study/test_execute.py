@@ -20,7 +20,7 @@ from deepex.record import PlannedRun, RunDirectory, StudyDirectory
 from deepex.record.run import is_held
 from deepex.study.execute import execute, refuse_other
 from deepex.study.script import SYSTEMS, Batch, JobEnvironment, write_scripts
-from tests.full import examples
+from tests.full import examples, in_full
 from tests.mpi import HANGS, rank_environ, run_deepex
 
 MakeData = Callable[[int], Path]
@@ -102,6 +102,7 @@ def test_a_study_that_was_killed_goes_on_with_the_run_that_it_left_at_work(make_
     assert not is_held(run.path)
 
 
+@in_full
 @pytest.mark.slow
 def test_what_cannot_go_on_has_not_failed_when_it_is_interrupted(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "deepex", "study", "transfer", "fashion", "--ranks", "2", "--comms", "mpi", "--repeats", "1"]
@@ -138,6 +139,7 @@ def test_another_study_is_refused_and_more_repeats_are_added(make_data: MakeData
         refuse_other(study, [two])
 
 
+@in_full
 @pytest.mark.slow
 def test_a_dry_run_shows_the_plan_and_writes_nothing(make_data: MakeData, tmp_path: Path) -> None:
     done = run_deepex(

@@ -12,7 +12,7 @@ from deepex.recipes import recipe
 from deepex.record import PHASES, RunDirectory
 from deepex.study.frameworks import FRAMEWORKS
 from deepex.study.frameworks.program import main
-from tests.full import examples
+from tests.full import examples, in_full
 from tests.mpi import own_lines
 from tests.pool import RankPool
 from tests.study.frameworks.running import SMALL, need, run_framework, trained, write_config
@@ -21,7 +21,8 @@ from tests.training.on_ranks import train_on
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("size", examples([2], [1, 2]))
+@in_full
+@pytest.mark.parametrize("size", [1, 2])
 def test_ddp_learns_what_deepex_learns_from_gradients(
     size: int, ranks: RankPool, make_data: Callable[[int], Path], tmp_path: Path
 ) -> None:
