@@ -111,6 +111,7 @@ def check_log(written: str) -> None:
     assert "\x1b" not in written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stdout", examples(["full", "closed"], ["reader left", "full", "closed"]))
 def test_a_run_goes_on_though_nobody_reads_along(stdout: str, make_data: MakeData, tmp_path: Path) -> None:
     out = tmp_path / "run"

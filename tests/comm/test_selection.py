@@ -122,6 +122,7 @@ for comm in (mpi.COMM_WORLD, mpi.COMM_SELF, mpi.COMM_WORLD.Dup()):
     assert (done.returncode, done.stdout.split()) == (0, ["told"] * 3), done.stderr
 
 
+@pytest.mark.slow
 def test_an_mpi_that_was_started_without_threads_is_refused() -> None:
     program = """
 import mpi4py
@@ -177,6 +178,7 @@ def with_mpi() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_connect_for_one_rank_starts_no_mpi(with_mpi: dict[str, Any]) -> None:
     assert not with_mpi["loaded by one rank"]
 

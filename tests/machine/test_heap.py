@@ -67,6 +67,7 @@ def test_freed_memory_is_kept_until_it_is_given_back() -> None:
     assert measure("leave")[1] > 100e6, "else this test tells nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environ", "told"),
     [

@@ -65,6 +65,7 @@ def test_a_whole_number_is_a_fine_share() -> None:
         build("googlenet", channels=1, size=(64, 64), classes=2, dropout=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "share"), [("alexnet", 0.5), ("caffenet", 0.5), ("vgg11", 0.5), ("vgg19", 0.5), ("googlenet", 0.4)]
 )

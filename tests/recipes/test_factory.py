@@ -144,6 +144,7 @@ def test_what_makes_none_is_refused(mynet: Path, monkeypatch: pytest.MonkeyPatch
     assert not Path("ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["os:system", "posix:system", "subprocess:getoutput", "mynet:system"])
 def test_no_command_of_a_file_is_run(
     mynet: Path, path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -652,6 +652,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_clear_message(make_data: MakeData, tmp_path: Path) -> None:
     """No file may grow over 100 kB, a checkpoint of LeNet takes 3.4 MB: exit code 1, one line, and no half-written file."""
     arguments = ["train", "fashion", f"--out={tmp_path / 'run'}", f"--set=data={make_data(64)}", "--set=epochs=1", "-q"]
