@@ -67,7 +67,6 @@ def test_freed_memory_is_kept_until_it_is_given_back() -> None:
     assert measure("leave")[1] > 100e6, "else this test tells nothing"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
@@ -81,6 +80,7 @@ def test_a_heap_of_pytorchs_own_is_told_of(environ: dict[str, str], told: str, m
     assert keep_heap(environ) == told
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_heap(tmp_path: Path) -> None:
     words = ("--set=net=tests.networks:telling", "--set=epochs=1", "--set=threads=1", f"--out={tmp_path / 'run'}", "-q")
     done = run_deepex("train", "fashion", *words, TELL=str(tmp_path / "told"))

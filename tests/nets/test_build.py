@@ -65,7 +65,6 @@ def test_a_whole_number_is_a_fine_share() -> None:
         build("googlenet", channels=1, size=(64, 64), classes=2, dropout=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "share"), [("alexnet", 0.5), ("caffenet", 0.5), ("vgg11", 0.5), ("vgg19", 0.5), ("googlenet", 0.4)]
 )
@@ -75,6 +74,7 @@ def test_dropout_is_as_published(name: str, share: float) -> None:
     assert {module.p for module in net.modules() if isinstance(module, torch.nn.Dropout)} == {share}
 
 
+@pytest.mark.slow
 def test_importing_nets_loads_of_deepex_the_errors_alone() -> None:
     """What `deepex` itself loads is not the matter of this test, so it is compared with a bare import."""
     program = (

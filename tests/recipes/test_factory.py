@@ -144,7 +144,6 @@ def test_what_makes_none_is_refused(mynet: Path, monkeypatch: pytest.MonkeyPatch
     assert not Path("ran").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ["os:system", "posix:system", "subprocess:getoutput", "mynet:system"])
 def test_no_command_of_a_file_is_run(
     mynet: Path, path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -160,6 +159,7 @@ def test_no_command_of_a_file_is_run(
     assert f"net is {path!r}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_module_of_python_is_not_even_imported() -> None:
     program = (
         "import sys\nfrom deepex.errors import ConfigError\nfrom deepex.recipes.factory import find_factory\n"

@@ -19,7 +19,7 @@ class Writes(TorchDispatchMode):
     """Sees every operation on tensors, as autograd does not see one on `weight.data`."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
         self.tensors, self.found = tensors, set[str]()
         self._names: dict[int, set[str]] = {}
         for name, tensor in tensors.items():
